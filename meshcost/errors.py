@@ -1,0 +1,58 @@
+"""Every error a person can meet, as one tree.
+
+    MeshcostError              anything meshcost refuses; the command line prints it and exits 2
+    |-- FormulaError           a formula was asked for a number it cannot give
+    |-- ModelError             a model is unknown, or its configuration contradicts itself
+    |-- JobError               a job file does not parse, or asks for a layout that cannot exist
+    |-- LedgerError            a ledger cannot be read, or two ledgers cannot be compared
+    `-- UnknownAlgorithm       no such algorithm, or it does not perform this operation
+
+One error may hold several problems: a file is read to the end and everything wrong with it is said at once.
+"""
+
+from collections.abc import Iterable
+
+
+class MeshcostError(Exception):
+    """Base of all errors; holds one clear sentence per problem.
+
+    >>> str(MeshcostError("job.yaml: no such file."))
+    'job.yaml: no such file.'
+    >>> MeshcostError(["first.", "second."]).problems
+    ('first.', 'second.')
+    """
+
+    def __init__(self, problems: str | Iterable[str]) -> None:
+        """Take one sentence or several; each says where, what, why and what would be legal."""
+        self.problems: tuple[str, ...] = (
+            (problems,) if isinstance(problems, str) else tuple(problems)
+        )
+        super().__init__("\n".join(self.problems))
+
+    def located(self, where: str) -> "MeshcostError":
+        """Return the same error with ``where`` (a file, a command) put before every sentence.
+
+        >>> str(JobError("batch: missing.").located("job.yaml"))
+        'job.yaml: batch: missing.'
+        """
+        return type(self)(f"{where}: {problem}" for problem in self.problems)
+
+
+class FormulaError(MeshcostError):
+    """A formula has a symbol without a value, or its value is not a whole number."""
+
+
+class ModelError(MeshcostError):
+    """A model is not in the catalogue, its family is not known, or its fields contradict each other."""
+
+
+class JobError(MeshcostError):
+    """A job file cannot be read, has unknown fields, or describes a layout that cannot exist."""
+
+
+class LedgerError(MeshcostError):
+    """A ledger file is not one, or a rank or stage that was asked for does not exist."""
+
+
+class UnknownAlgorithm(MeshcostError):
+    """The named algorithm does not exist, or does not perform the operation asked of it."""

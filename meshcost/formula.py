@@ -1,0 +1,197 @@
+"""Formulas: exact numbers out of SymPy expressions. The only file that handles SymPy's loose ends.
+
+``subs`` with a string key silently does nothing, and a forgotten symbol silently stays. So numbers come from
+``bind`` alone, which substitutes by symbol and raises if one is left or if the result is not a whole number.
+"""
+
+import ast
+from collections.abc import Mapping
+from fractions import Fraction
+from functools import reduce
+from operator import mul
+
+from sympy import Expr, Function, Integer, Rational, Symbol, ceiling, diff, floor, simplify
+from sympy.functions.elementary.miscellaneous import Max, Min
+
+from meshcost.errors import FormulaError
+from meshcost.symbols import ALPHABET
+
+Number = int | Fraction
+Values = Mapping[Symbol, int | Fraction]
+
+
+def value(expression: Expr, values: Values) -> Number:
+    """Evaluate an expression exactly, as an integer or a fraction.
+
+    Raises FormulaError if a symbol has no value. It equals SymPy's own ``xreplace`` (a test says so) and is some
+    twenty times faster, because it does not build an expression for each intermediate result.
+
+    >>> from meshcost.symbols import h, t
+    >>> value(h / t, {h: 10, t: 4})
+    Fraction(5, 2)
+    """
+    if isinstance(expression, Symbol):
+        try:
+            return values[expression]
+        except KeyError:
+            raise FormulaError(f"{expression} has no value in this formula.") from None
+    if isinstance(expression, Integer):
+        return int(expression)
+    if isinstance(expression, Rational):
+        return Fraction(int(expression.p), int(expression.q))
+    operands = [value(argument, values) for argument in expression.args]
+    return _apply(expression, operands)
+
+
+def _apply(expression: Expr, operands: list[Number]) -> Number:
+    if expression.is_Add:
+        return sum(operands)
+    if expression.is_Mul:
+        return reduce(mul, operands)
+    if expression.is_Pow:
+        base, exponent = operands
+        return _normal(Fraction(base) ** int(exponent))
+    if expression.func is ceiling:
+        return -(-operands[0] // 1)
+    if expression.func is floor:
+        return operands[0] // 1
+    if expression.func in (Max, Min):
+        return (max if expression.func is Max else min)(operands)
+    if expression.func is log2_ceiling:
+        return (int(operands[0]) - 1).bit_length()
+    raise FormulaError(f"{expression.func} is not a function that formulas use.")
+
+
+def _normal(number: Number) -> Number:
+    return int(number) if isinstance(number, Fraction) and number.denominator == 1 else number
+
+
+def bind(expression: Expr, values: Values) -> int:
+    """Put numbers in place of symbols; the result is an exact integer.
+
+    Raises FormulaError if a symbol is left, or if the result is not a whole number.
+
+    >>> from meshcost.symbols import V, b_w, h, t
+    >>> bind(V * h * b_w / t, {V: 128256, h: 4096, b_w: 2, t: 8})
+    131334144
+    """
+    number = value(expression, values)
+    if number != int(number):
+        raise FormulaError(f"{pretty(expression)} = {number} is not a whole number.")
+    return int(number)
+
+
+def pretty(expression: Expr) -> str:
+    """Write a formula on one line, in plain ASCII that SymPy can read back.
+
+    >>> from meshcost.symbols import S, n
+    >>> pretty(S * (n - 1) / n)
+    'S*(n - 1)/n'
+    """
+    return str(expression)
+
+
+def substituted(expression: Expr, values: Values) -> str:
+    """Write the formula with numbers where its symbols were, not yet computed.
+
+    >>> from meshcost.symbols import S, n
+    >>> substituted(S * (n - 1) / n, {S: 1024, n: 4})
+    '1024*(4 - 1)/4'
+    """
+    from sympy.printing.str import StrPrinter
+
+    class _Numbers(StrPrinter):
+        def _print_Symbol(self, expr: Symbol) -> str:
+            number = values.get(expr)
+            return str(expr) if number is None else str(number)
+
+    return str(_Numbers().doprint(expression))
+
+
+def elasticity(expression: Expr, symbol: Symbol, values: Values) -> Fraction:
+    """Say by how many percent the formula grows when the symbol grows by one percent, exactly, at these values.
+
+    Rounding (``ceiling``, ``floor``) is left out first: it has no slope of its own.
+
+    >>> from meshcost.symbols import S, n
+    >>> elasticity(S * (n - 1) / n, n, {S: 1024, n: 4})
+    Fraction(1, 3)
+    """
+    smooth = expression.replace(ceiling, lambda x: x).replace(floor, lambda x: x)
+    if not smooth.has(symbol):
+        return Fraction(0)
+    slope = simplify(diff(smooth, symbol) * symbol / smooth)
+    return Fraction(value(slope, values))
+
+
+def free_symbols(expression: Expr) -> tuple[Symbol, ...]:
+    """List the symbols of a formula by name.
+
+    >>> from meshcost.symbols import S, n
+    >>> free_symbols(S * (n - 1) / n)
+    (S, n)
+    """
+    return tuple(sorted(expression.free_symbols, key=lambda symbol: str(symbol)))
+
+
+class log2_ceiling(Function):  # noqa: N801 - a mathematical function, written as SymPy writes them
+    """Rounds of doubling that reach n ranks: the smallest k with 2**k >= n.
+
+    >>> log2_ceiling(5)
+    3
+    """
+
+    is_integer = True
+    is_nonnegative = True
+
+    @classmethod
+    def eval(cls, n: Expr) -> Expr | None:
+        """Evaluate at an integer."""
+        return Integer((int(n) - 1).bit_length()) if isinstance(n, Integer) else None
+
+
+_FUNCTIONS = {"ceiling": ceiling, "floor": floor, "Max": Max, "Min": Min, "log2_ceiling": log2_ceiling}
+_LONGEST = 20_000
+
+
+def parse(text: str) -> Expr:
+    """Read a formula that ``pretty`` wrote. Only arithmetic over the alphabet is understood; nothing is executed.
+
+    Raises FormulaError for anything else.
+
+    >>> parse("S*(n - 1)/n")
+    S*(n - 1)/n
+    >>> parse("__import__('os')")
+    Traceback (most recent call last):
+    ...
+    meshcost.errors.FormulaError: not a formula: Call is not arithmetic over the alphabet.
+    """
+    if len(text) > _LONGEST:
+        raise FormulaError(f"not a formula: {len(text)} characters, at most {_LONGEST} are read.")
+    try:
+        return _build(ast.parse(text, mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError, ZeroDivisionError) as error:
+        raise FormulaError(f"not a formula: {error}.") from None
+
+
+def _build(node: ast.AST) -> Expr:
+    match node:
+        case ast.Constant(value=int() as number) if not isinstance(number, bool):
+            return Integer(number)
+        case ast.Name(id=name) if name in ALPHABET:
+            return ALPHABET[name]
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_build(operand)
+        case ast.BinOp(left=ast.Name() as base, op=ast.Pow(), right=ast.Constant(value=int() as power)) if power < 65:
+            return _build(base) ** power
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _build(left) + _build(right)
+        case ast.BinOp(left=left, op=ast.Sub(), right=right):
+            return _build(left) - _build(right)
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            return _build(left) * _build(right)
+        case ast.BinOp(left=left, op=ast.Div(), right=right):
+            return _build(left) / _build(right)
+        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _FUNCTIONS:
+            return _FUNCTIONS[name](*map(_build, arguments))
+    raise FormulaError(f"not a formula: {type(node).__name__} is not arithmetic over the alphabet.")

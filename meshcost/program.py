@@ -1,0 +1,101 @@
+"""The program of one rank: which unit it computes, forward or backward, for which micro-batch, in which order."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from meshcost.schedule import Action, Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One unit in one pass. ``first`` and ``last`` say whether it is the unit's first or last pass in the step."""
+
+    unit: str
+    phase: Literal["forward", "backward"]
+    micro_batch: int
+    label: str
+    first: bool = False
+    last: bool = False
+    ops: Literal["send", "others"] | None = None
+    peer_stage: int | None = None
+    shift: int = 0
+
+    def allows(self, op: str, micro_batches: str, shift: int) -> bool:
+        """Whether an event with this operation, rule for micro-batches and distance to its peer happens here."""
+        if self.ops is not None and ((op == "send") != (self.ops == "send") or shift != self.shift):
+            return False
+        return micro_batches == "every" or (micro_batches == "first" and self.first) or (
+            micro_batches == "last" and self.last
+        )
+
+
+@dataclass(frozen=True)
+class Program:
+    """A schedule, and the units of each virtual stage in model order, as runs of (unit, how many).
+
+    >>> program = Program(Schedule("1f1b", 1, 1, 1), ((("embedding", 1), ("dense", 2), ("head", 1)),))
+    >>> [part.label for part in program.walk(0) if part.phase == "backward"]
+    ['head', 'dense 1', 'dense 0', 'embedding']
+    """
+
+    schedule: Schedule
+    units: tuple[tuple[tuple[str, int], ...], ...]
+
+    def walk(self, rank: int) -> Iterator[Part]:
+        """Yield everything one pipeline rank computes, unit by unit, with the boundaries between stages."""
+        passes = {stage: self._passes(stage, rank) for stage in self.schedule.hosted(rank)}
+        done: dict[tuple[str, int], int] = {}
+        left = self._backward_passes(rank)
+        for action in self.schedule.actions(rank):
+            number = done[action.kind, action.stage] = done.get((action.kind, action.stage), 0) + 1
+            yield from self._pass(rank, action, first=number == 1, last=number == passes[action.stage])
+            if action.kind == "B":
+                left[action.micro_batch] -= 1
+                if not left[action.micro_batch]:
+                    yield Part("micro_batch", "backward", action.micro_batch, "micro-batch")
+
+    def _backward_passes(self, rank: int) -> list[int]:
+        """Backward passes of each micro-batch on this rank: after the last one, its gradients are complete."""
+        hosted, count = self.schedule.hosted(rank), self.schedule.micro_batches
+        return [sum(self.schedule.host(stage, i) == rank for stage in hosted) for i in range(count)]
+
+    def _passes(self, stage: int, rank: int) -> int:
+        if self.schedule.placement != "mirror":
+            return self.schedule.micro_batches
+        return sum(self.schedule.host(stage, i) == rank for i in range(self.schedule.micro_batches))
+
+    def _pass(self, rank: int, action: Action, *, first: bool, last: bool) -> Iterator[Part]:
+        phase: Literal["forward", "backward"] = "forward" if action.kind == "F" else "backward"
+        step = 1 if action.kind == "F" else -1
+        yield from self._boundary(rank, action, phase, action.stage - step, "others")
+        units = list(self._labelled(action.stage))
+        for unit, label in units if step == 1 else reversed(units):
+            yield Part(unit, phase, action.micro_batch, label, first, last)
+        yield from self._boundary(rank, action, phase, action.stage + step, "send")
+
+    def _boundary(
+        self,
+        rank: int,
+        action: Action,
+        phase: Literal["forward", "backward"],
+        neighbour: int,
+        ops: Literal["send", "others"],
+    ) -> Iterator[Part]:
+        if not 0 <= neighbour < self.schedule.virtual_stages:
+            return
+        peer = self.schedule.host(neighbour, action.micro_batch)
+        if peer != rank:
+            label, ranks = f"stage {action.stage}", self.schedule.ranks
+            shift = (peer - rank if ops == "send" else rank - peer) % ranks
+            yield Part("boundary", phase, action.micro_batch, label, ops=ops, peer_stage=peer, shift=shift)
+
+    def _labelled(self, stage: int) -> Iterator[tuple[str, str]]:
+        layer = sum(n for runs in self.units[:stage] for unit, n in runs if unit not in ("embedding", "head"))
+        for unit, number in self.units[stage]:
+            for _ in range(number):
+                if unit in ("embedding", "head"):
+                    yield unit, unit
+                else:
+                    yield unit, f"{unit} {layer}"
+                    layer += 1

@@ -1,0 +1,207 @@
+"""Who calls which operation, when, on what and why; and one line for each trap. Words only: no formula lives here."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+
+class Use(NamedTuple):
+    """One strategy's use of an operation: which strategy, when in the step, on what, and why this operation."""
+
+    strategy: str
+    when: str
+    what: str
+    why: str
+
+
+_SEND_RECV = (
+    Use(
+        "pipeline",
+        "forward and backward, every micro-batch",
+        "activations to the next stage, their gradients back",
+        "only neighbouring stages share a boundary",
+    ),
+    Use(
+        "context: ring",
+        "forward and backward, every block",
+        "keys and values go round the ring; in backward their gradients too",
+        "each rank needs all keys and values, but only one piece at a time, while it computes on the last",
+    ),
+)
+_BROADCAST = (
+    Use(
+        "ddp",
+        "once, before the first step",
+        "the weights of rank 0",
+        "all replicas must start alike",
+    ),
+    Use(
+        "tensor",
+        "every micro-batch, small (Megatron)",
+        "token numbers and masks",
+        "one rank of the tensor group reads the data for all",
+    ),
+)
+_REDUCE = (
+    Use(
+        "zero1, zero2",
+        "backward, in one setting of DeepSpeed",
+        "a bucket of gradients, to the rank that owns it",
+        "a reduce to each owner in turn adds up to a reduce-scatter",
+    ),
+    Use(
+        "logging",
+        "once per step, a few bytes",
+        "the loss, to the rank that prints it",
+        "nobody else needs it",
+    ),
+)
+_ALL_REDUCE = (
+    Use(
+        "ddp",
+        "backward, once per step, in buckets",
+        "all gradients",
+        "every replica makes the same optimizer step, so it needs the sum over all",
+    ),
+    Use(
+        "fsdp with replicate (HSDP)",
+        "backward, after the reduce-scatter",
+        "each rank's shard of the gradients, over the replicas",
+        "shards are summed inside one replica only; the replicas must still agree",
+    ),
+    Use(
+        "tensor",
+        "forward 2 and backward 2 per block",
+        "activations, or their gradients, of the whole micro-batch",
+        "each rank has multiplied a part of the weights: its result is one term of a sum",
+    ),
+    Use(
+        "pipeline",
+        "once per step, if embedding and head are tied",
+        "the gradient of the shared table, between first and last stage",
+        "two stages hold the same weights",
+    ),
+    Use(
+        "all",
+        "once per step, a few bytes",
+        "gradient norm, loss, found-inf flag",
+        "every rank must scale by the same number; latency counts, bytes do not",
+    ),
+)
+_REDUCE_SCATTER = (
+    Use(
+        "zero1, zero2",
+        "backward; under zero2 every micro-batch",
+        "all gradients",
+        "each rank updates only its shard, so it needs the sum of its shard only",
+    ),
+    Use(
+        "zero3, fsdp",
+        "backward, unit by unit",
+        "the gradients of one unit",
+        "as in zero2; the full gradient is freed at once",
+    ),
+    Use(
+        "tensor with sequence_parallel",
+        "forward 2 and backward 2 per block",
+        "activations; they stay split along the sequence",
+        "the first half of the all-reduce it replaces",
+    ),
+    Use(
+        "context: all_gather",
+        "backward, every block",
+        "gradients of keys and values",
+        "the backward of an all-gather is a reduce-scatter",
+    ),
+)
+_ALL_GATHER = (
+    Use(
+        "zero1, zero2",
+        "once per step, after the optimizer",
+        "updated weights",
+        "each rank has updated its own shard, and everybody needs all of them",
+    ),
+    Use(
+        "zero3, fsdp",
+        "forward, and again in backward, unit by unit",
+        "the weights of one unit",
+        "weights live in shards; the full ones exist only while they are used",
+    ),
+    Use(
+        "tensor with sequence_parallel",
+        "forward 2 and backward 2 per block (Megatron: 4)",
+        "activations, back to the whole sequence",
+        "the second half of the all-reduce it replaces; Megatron gathers inputs again to save memory",
+    ),
+    Use(
+        "context: all_gather",
+        "forward, every block",
+        "keys and values of the whole sequence",
+        "simpler than the ring, and cheap where few heads are keys and values",
+    ),
+)
+_ALL_TO_ALL = (
+    Use(
+        "expert",
+        "forward: dispatch and combine; backward: the same again",
+        "each token to the ranks of its k experts, the results back to its home",
+        "which token goes where is only known at run time, and each goes to a few experts only",
+    ),
+    Use(
+        "context: ulysses",
+        "forward on Q, K, V and the output; backward the same",
+        "from a piece of the sequence with all heads, to the whole sequence with some heads",
+        "attention needs the whole sequence, but heads are independent: a transpose over ranks",
+    ),
+)
+
+#: By operation; the order is that of a page.
+USES: Mapping[str, tuple[Use, ...]] = MappingProxyType(
+    {
+        "send_recv": _SEND_RECV,
+        "broadcast": _BROADCAST,
+        "reduce": _REDUCE,
+        "all_reduce": _ALL_REDUCE,
+        "reduce_scatter": _REDUCE_SCATTER,
+        "all_gather": _ALL_GATHER,
+        "all_to_all": _ALL_TO_ALL,
+    }
+)
+
+_BUSBW = "busbw is not the speed of a link: it is S / time, scaled as if the best ring had run."
+TRAPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "send_recv": (
+            "One message is counted once: sent by the sender, received by the receiver. Do not add the two.",
+            "Without sequence parallelism all ranks of a tensor group send the same activations.",
+        ),
+        "broadcast": (
+            "The payload S is sent n - 1 times in all, and the ranks do not share that work evenly.",
+            "The least bytes and the least rounds are two algorithms: the ring has one, the tree the other.",
+        ),
+        "reduce": (
+            "Only the root has the sum. What the other ranks' buffers hold afterwards is not promised.",
+            "The busiest rank may be the one that receives: look at both columns.",
+        ),
+        "all_reduce": (
+            "Payload is not what is sent: on a ring a rank sends nearly 2 S, not S.",
+            _BUSBW + " Switches that add (NVLink SHARP) let it exceed the link.",
+            "It needs a sum where it happens: gradients reduced in fp32 are twice the bytes of bf16.",
+        ),
+        "reduce_scatter": (
+            "S is the input, the whole buffer. torch's output tensor is S / n.",
+            "A rank ends with S / n but receives S (n - 1) / n on a ring: textbooks mix the two.",
+            _BUSBW,
+        ),
+        "all_gather": (
+            "S is the output, the gathered buffer. torch's input tensor is S / n: some logs print that.",
+            "Frameworks pad a tensor that does not divide by n: then S is more than the weights.",
+            _BUSBW,
+        ),
+        "all_to_all": (
+            "S is one rank's whole input, and 1/n of it never leaves that rank.",
+            "The numbers hold for equal chunks. Where routing is uneven, the fullest rank sets the time.",
+            "Several nodes: busbw exceeds the network card, because part of the traffic stays in the node.",
+        ),
+    }
+)

@@ -1,0 +1,89 @@
+"""Data parallelism: what a person may ask for on the data axis.
+
+Calls    see textbook.py: ddp, zero1, zero2, zero3, fsdp (with ``replicate``: HSDP)
+Source   Li et al. 2020 (DDP); Rajbhandari et al. 2020 (ZeRO); Zhao et al. 2023 (FSDP, hybrid sharding)
+"""
+
+from collections.abc import Iterator
+from typing import ClassVar, Literal
+
+from meshcost.ledger import Event
+from meshcost.strategies.base import Strategy
+from meshcost.strategies.data import textbook
+from meshcost.strategies.setting import Setting, Size, divisors, one_of
+from meshcost.strategies.view import View
+
+When = Literal["every_micro_batch", "last_micro_batch"]
+
+#: Strategies that keep weights sharded, and those that keep at least gradients sharded.
+SHARDS_WEIGHTS = ("zero3", "fsdp")
+SHARDS_GRADIENTS = ("zero2", *SHARDS_WEIGHTS)
+
+
+class DataParallel(Strategy):
+    """Every rank trains on its own part of the batch; the strategies differ in what they shard.
+
+    ``size`` counts all data ranks; ``replicate`` of them hold whole copies and shard among the rest (HSDP, fsdp and zero3
+    only). ``gradient_sync`` says when gradients are reduced under gradient accumulation; by default ddp and zero1 reduce
+    after the last micro-batch, zero2, zero3 and fsdp after every one, since they have nowhere to keep whole gradients.
+    ``reshard_after_forward: false`` keeps gathered weights until their backward. ``gather: once`` keeps them for the
+    whole step.
+    """
+
+    axis: ClassVar[str] = "data"
+    splits_batch: ClassVar[bool] = True
+
+    strategy: Literal["ddp", "zero1", "zero2", "zero3", "fsdp"] = "ddp"
+    replicate: Size = 1
+    gradient_sync: When | None = None
+    reshard_after_forward: bool | None = None
+    gather: Literal["every_micro_batch", "once"] | None = None
+
+    @property
+    def syncs_every_micro_batch(self) -> bool:
+        """Whether gradients are reduced after every micro-batch."""
+        default = "every_micro_batch" if self.strategy in SHARDS_GRADIENTS else "last_micro_batch"
+        return (self.gradient_sync or default) == "every_micro_batch"
+
+    @property
+    def shards_gradients(self) -> bool:
+        """Whether a rank keeps only its shard of the gradients."""
+        return self.strategy in SHARDS_GRADIENTS
+
+    @property
+    def gathers_again(self) -> bool:
+        """Whether weights are gathered once more for the backward pass."""
+        return self.reshard_after_forward is not False and self.gather != "once"
+
+    def problems(self, setting: Setting) -> Iterator[str]:
+        """Say what cannot be done."""
+        shards = self.strategy in SHARDS_WEIGHTS
+        if self.size % self.replicate:
+            yield (
+                f"parallel.data.replicate: {self.replicate} does not divide the {self.size} data ranks. "
+                + one_of(divisors(self.size))
+            )
+        for name in ("reshard_after_forward", "gather"):
+            if getattr(self, name) is not None and not shards:
+                yield f"parallel.data.{name}: {self.strategy} does not shard weights. Leave it out, or choose zero3 or fsdp."
+        if self.replicate > 1 and not shards:
+            yield f"parallel.data.replicate: {self.strategy} does not shard weights. Leave it out, or choose zero3 or fsdp."
+        yield from self._batch_problems(setting)
+
+    def _batch_problems(self, setting: Setting) -> Iterator[str]:
+        batch, ranks = setting.batch, setting.batch_ranks
+        if batch.global_batch % (batch.micro_batch * ranks):
+            yield (
+                f"batch.global_batch: {batch.global_batch} is not a multiple of {batch.micro_batch * ranks} "
+                f"(micro_batch {batch.micro_batch} x {ranks} data ranks). "
+                f"Choose {_nearest(batch.global_batch, batch.micro_batch * ranks)}."
+            )
+
+    def events(self, view: View) -> Iterator[Event]:
+        """Yield what data parallelism calls in one step."""
+        yield from textbook.events(self, view)
+
+
+def _nearest(number: int, step: int) -> str:
+    below, above = number // step * step, -(-number // step) * step
+    return f"{below} or {above}" if below else f"{above}"

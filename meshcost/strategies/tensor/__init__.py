@@ -1,0 +1,1 @@
+"""Tensor parallelism, with and without sequence parallelism."""

@@ -1,0 +1,343 @@
+"""The model as a layout has sharded it: what one rank of each stage holds and computes, in symbols.
+
+A **Unit** is a piece that is gathered, computed and reduced together: the embedding, one block, the head. A **Stage**
+lists the units of ranks that hold the same. Both carry formulas; ``View.call`` and ``View.once`` turn a strategy's
+sentence ("all-gather the weights of this unit, forward") into an Event, and drop it where its group is one rank.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, Literal
+
+from sympy import Add, Expr, Integer, Mul, Rational, Symbol, ceiling
+
+from meshcost import symbols as sym
+from meshcost.formula import value
+from meshcost.ledger import Event, Phase, Site
+from meshcost.mesh import Mesh
+from meshcost.models import Kind, Weight
+from meshcost.program import Program
+from meshcost.strategies.setting import Setting
+from meshcost.units import DTYPE_BYTES
+
+AXIS_SYMBOL: Mapping[str, Symbol] = {
+    "tensor": sym.t,
+    "context": sym.c,
+    "data": sym.d,
+    "replicate": sym.r,
+    "pipeline": sym.p,
+    "expert": sym.e,
+    "expert_tensor": sym.t_e,
+    "expert_data": sym.d_e,
+    "expert_replicate": sym.r,
+}
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One kind of unit on the ranks of some stages.
+
+    ``blocks`` is how many of it one rank holds, ``passes`` how many micro-batches each of them sees. ``weights`` and
+    ``experts`` are the elements of one unit on one rank (all else and routed experts), ``trained`` and
+    ``trained_experts`` those that have gradients.
+    """
+
+    name: str
+    stages: tuple[int, ...]
+    blocks: Expr
+    passes: Expr
+    values: Mapping[Symbol, int]
+    kind: Kind | None
+    held: tuple[Weight, ...]
+    weights: Expr
+    trained: Expr
+    experts: Expr
+    trained_experts: Expr
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Ranks that hold the same units: (how many, unit) pairs."""
+
+    stages: tuple[int, ...]
+    units: tuple[Unit, ...]
+    values: Mapping[Symbol, int]
+
+    def total(self, what: Literal["weights", "trained", "experts", "trained_experts"]) -> Expr:
+        """Elements on one rank, over all units."""
+        return Add(*(unit.blocks * getattr(unit, what) for unit in self.units))
+
+
+@dataclass(frozen=True)
+class View:
+    """A setting, the mesh and the program that follow from it, and the numbers of all symbols."""
+
+    setting: Setting
+    mesh: Mesh
+    program: Program
+    values: Mapping[Symbol, int]
+
+    # -- what one rank holds -----------------------------------------------------------------------------------------
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """Stages, those that hold the same taken together."""
+        holdings: dict[tuple[tuple[str, int], ...], list[int]] = {}
+        for rank in range(self.mesh.stages):
+            holdings.setdefault(self._holding(rank), []).append(rank)
+        return tuple(self._stage(tuple(ranks), dict(held)) for held, ranks in holdings.items())
+
+    @cached_property
+    def units(self) -> tuple[Unit, ...]:
+        """Units, each once for all stages that hold equally many of it."""
+        merged: dict[tuple[str, Expr, int], Unit] = {}
+        for stage in self.stages:
+            for unit in stage.units:
+                key = (unit.name, unit.blocks, int(value(unit.blocks, unit.values)))
+                seen = merged.get(key)
+                stages = unit.stages if seen is None else tuple(sorted(seen.stages + unit.stages))
+                merged[key] = replace(unit, stages=stages)
+        return tuple(merged.values())
+
+    def _holding(self, rank: int) -> tuple[tuple[str, int], ...]:
+        held: dict[str, int] = {}
+        for stage in self.program.schedule.hosted(rank):
+            for name, number in self.program.units[stage]:
+                held[name] = held.get(name, 0) + number
+        return tuple(sorted(held.items()))
+
+    def _stage(self, ranks: tuple[int, ...], held: Mapping[str, int]) -> Stage:
+        units, values = [], dict(self.values)
+        for name in self._unit_names:
+            if held.get(name):
+                blocks, binding = self._blocks(name, held[name])
+                values |= binding
+                units.append((name, blocks))
+        return Stage(ranks, tuple(self._unit(name, ranks, blocks, values) for name, blocks in units), values)
+
+    @cached_property
+    def _unit_names(self) -> tuple[str, ...]:
+        return ("embedding", *(kind.name for kind in self.setting.model.kinds), "head")
+
+    def _blocks(self, name: str, number: int) -> tuple[Expr, dict[Symbol, int]]:
+        """Blocks of a kind on one rank: L / p where every stage holds the same share, a symbol of its own elsewhere."""
+        model = self.setting.model
+        index = next((i for i, kind in enumerate(model.kinds) if kind.name == name), None)
+        if index is None:
+            return Integer(number), {}
+        alike = [kind for kind in model.kinds if kind.has_experts == model.kinds[index].has_experts]
+        if len(alike) > 1:
+            return Integer(number), {}
+        whole, part = (sym.L_e, sym.L_es) if model.kinds[index].has_experts else (sym.L, sym.L_s)
+        total, stages = model.layers_of(index), self.mesh.stages
+        copies = 2 if self.program.schedule.placement == "mirror" else 1
+        if number * stages == total * copies:
+            share = copies * whole / sym.p if stages > 1 else whole
+            return share, {whole: total}
+        return part, {part: number}
+
+    def _unit(self, name: str, ranks: tuple[int, ...], blocks: Expr, values: Mapping[Symbol, int]) -> Unit:
+        kind, held, sums = self._contents[name]
+        return Unit(name, ranks, blocks, self.passes, values, kind, held, *sums)
+
+    @cached_property
+    def passes(self) -> Expr:
+        """Micro-batches that one unit sees in a step; a bidirectional schedule halves them between two copies."""
+        return sym.m / 2 if self.program.schedule.placement == "mirror" else sym.m
+
+    @cached_property
+    def _contents(self) -> dict[str, tuple[Kind | None, tuple[Weight, ...], tuple[Expr, Expr, Expr, Expr]]]:
+        model = self.setting.model
+        weights: dict[str, tuple[Kind | None, tuple[Weight, ...]]] = {
+            "embedding": (None, model.unit_weights("embedding")),
+            "head": (None, (*model.unit_weights("head"), *self._tied_copy)),
+        }
+        weights |= {kind.name: (kind, kind.weights) for kind in model.kinds}
+        return {name: (kind, held, self._sums(held)) for name, (kind, held) in weights.items()}
+
+    def _sums(self, held: tuple[Weight, ...]) -> tuple[Expr, Expr, Expr, Expr]:
+        def add(*, experts: bool, trained: bool) -> Expr:
+            chosen = (w for w in held if self._apart(w) == experts and (w.trainable or not trained))
+            return Add(*(self.local(weight) for weight in chosen))
+
+        return (
+            add(experts=False, trained=False),
+            add(experts=False, trained=True),
+            add(experts=True, trained=False),
+            add(experts=True, trained=True),
+        )
+
+    def _apart(self, weight: Weight) -> bool:
+        return weight.group == "expert" and self.setting.experts_apart
+
+    @cached_property
+    def tie_ranks(self) -> tuple[int, ...]:
+        """Pipeline ranks that hold a copy each of one tied embedding; empty where one rank has both ends."""
+        schedule = self.program.schedule
+        ends = (schedule.host(0), schedule.host(schedule.virtual_stages - 1))
+        apart = self.setting.model.tied and ends[0] != ends[1] and schedule.placement != "mirror"
+        return ends if apart else ()
+
+    @cached_property
+    def _tied_copy(self) -> tuple[Weight, ...]:
+        apart = self.tie_ranks or (self.setting.model.tied and self.program.schedule.placement == "mirror")
+        words = (w for w in self.setting.model.unit_weights("embedding") if w.group == "embedding")
+        return tuple(replace(w, unit="head") for w in words) if apart and self.mesh.stages > 1 else ()
+
+    # -- sizes of things on one rank ---------------------------------------------------------------------------------
+
+    def axis(self, *axes: str) -> Expr:
+        """Product of the sizes of some axes, leaving out those of size one."""
+        return Mul(*(self.axis_symbol(axis) for axis in axes if self.mesh.size(axis) > 1))
+
+    def axis_symbol(self, axis: str) -> Expr:
+        """Symbol of an axis; the bare number for an axis that a plug-in brings."""
+        return AXIS_SYMBOL.get(axis, Integer(self.mesh.size(axis)))
+
+    def local(self, weight: Weight) -> Expr:
+        """Elements of a weight on one rank, before data parallelism."""
+        if weight.group == "expert" and self.setting.experts_apart:
+            split = self.axis("expert") * (self.axis("expert_tensor") if weight.shard is not None else 1)
+            return weight.count / split
+        if not self.is_split(weight):
+            return weight.count
+        return (weight.count - self.whole_part(weight)) / self.axis("tensor") + self.whole_part(weight)
+
+    def is_split(self, weight: Weight) -> bool:
+        """Whether the tensor axis splits this weight."""
+        tensor = self.setting.parallel["tensor"]
+        by_vocabulary = weight.group in ("embedding", "head")
+        return weight.shard is not None and (tensor.vocabulary_parallel or not by_vocabulary)
+
+    @staticmethod
+    def whole_part(weight: Weight) -> Expr:
+        """Elements of a split weight that every tensor rank keeps whole (keys and values of multi-query attention)."""
+        if weight.shard is None or weight.whole == 0:
+            return Integer(0)
+        return weight.whole * weight.count / weight.shape[weight.shard]
+
+    def shard(self, elements: Expr, *axes: str) -> Expr:
+        """One shard of some elements; rounded up only where they do not divide."""
+        count = self.axis(*axes)
+        part = elements / count
+        return part if value(part, self.values_with_blocks).denominator == 1 else ceiling(part)
+
+    @cached_property
+    def values_with_blocks(self) -> Mapping[Symbol, int]:
+        """Numbers of all symbols; those of blocks are the ones of the first stage that has them."""
+        merged: dict[Symbol, int] = {}
+        for stage in reversed(self.stages):
+            merged |= stage.values
+        return merged
+
+    @property
+    def tokens(self) -> Expr:
+        """Tokens between two regions on one rank: split over the tensor axis by sequence parallelism."""
+        return sym.T / sym.t if self.setting.sequence_parallel else sym.T
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    def call(
+        self,
+        strategy: str,
+        op: str,
+        axes: tuple[str, ...],
+        unit: Unit,
+        phase: Phase,
+        payload: Expr,
+        why: str,
+        *,
+        dtype: str,
+        order: tuple[int, ...],
+        repeat: Expr | int = 1,
+        micro_batches: Literal["every", "first", "last"] = "every",
+        shift: int = 0,
+    ) -> Iterator[Event]:
+        """Write an event that happens in a unit: once (or ``repeat`` times) in each of its passes."""
+        passes = unit.passes if micro_batches == "every" else Integer(1)
+        times = int(value(Integer(repeat) if isinstance(repeat, int) else repeat, unit.values))
+        site = Site(unit.name, order, times, micro_batches)
+        count = unit.blocks * passes * repeat
+        yield from self._event(
+            strategy, op, axes, phase, payload, count, why, dtype, site, unit.stages, unit.values, shift=shift
+        )
+
+    def once(
+        self,
+        strategy: str,
+        op: str,
+        axes: tuple[str, ...],
+        stage: "Stage | Unit",
+        phase: Phase,
+        payload: Expr,
+        why: str,
+        *,
+        dtype: str,
+        order: tuple[int, ...],
+        every_micro_batch: bool = False,
+        pairs: tuple[tuple[int, ...], ...] = (),
+    ) -> Iterator[Event]:
+        """Write an event that happens once in a step, or after each micro-batch."""
+        site = Site("micro_batch" if every_micro_batch else "step", order)
+        count = sym.m if every_micro_batch else Integer(1)
+        yield from self._event(
+            strategy, op, axes, phase, payload, count, why, dtype, site, stage.stages, stage.values, pairs=pairs
+        )
+
+    def at_boundary(
+        self, op: str, phase: Phase, payload: Expr, count: Expr, why: str, stages: tuple[int, ...], **where: Any
+    ) -> Iterator[Event]:
+        """Write an event that happens between two pipeline stages."""
+        axes, shift = where.get("axes", ("pipeline",)), where.get("shift", 0)
+        site = Site("boundary", (where.get("order", 0),))
+        dtype = self.setting.precision.dtype("activations")
+        yield from self._event(
+            "pipeline", op, axes, phase, payload, count, why, dtype, site, stages, self.values, shift=shift
+        )
+
+    def _event(
+        self,
+        strategy: str,
+        op: str,
+        axes: tuple[str, ...],
+        phase: Phase,
+        payload: Expr,
+        count: Expr,
+        why: str,
+        dtype: str,
+        site: Site,
+        stages: tuple[int, ...],
+        values: Mapping[Symbol, int],
+        *,
+        shift: int = 0,
+        pairs: tuple[tuple[int, ...], ...] = (),
+    ) -> Iterator[Event]:
+        axes = tuple(axis for axis in axes if self.mesh.size(axis) > 1)
+        size = len(pairs[0]) if pairs else self.mesh.size(*axes)
+        if size == 1 or payload == 0 or count == 0 or site.repeat == 0:
+            return
+        item = DTYPE_BYTES[dtype]
+        yield Event(
+            strategy=strategy,
+            op=op,
+            axes=axes,
+            group_size=size,
+            phase=phase,
+            why=why,
+            dtype=dtype,
+            payload=payload,
+            count=count,
+            values=values,
+            stages=stages,
+            site=site,
+            item_bytes=int(item) if item.denominator == 1 else 1,
+            pairs=pairs,
+            shift=shift % size if op in ("send", "recv") else shift,
+        )
+
+
+def rational(number: Fraction) -> Rational:
+    """Turn a fraction into a SymPy number."""
+    return Rational(number.numerator, number.denominator)
