@@ -79,7 +79,7 @@ class Event:
     dtype: str
     payload: Expr
     count: Expr
-    values: Mapping[Symbol, int] = field(repr=False)
+    values: Mapping[Symbol, int] = field(repr=False, compare=False)
     stages: tuple[int, ...] = (0,)
     site: Site = Site("step")
     item_bytes: int = 1

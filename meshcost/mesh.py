@@ -70,8 +70,17 @@ class Mesh:
         """Pipeline stage of a rank."""
         return self.coordinates(rank).get("pipeline", 0)
 
+    def stage_of(self, ranks: "np.ndarray") -> "np.ndarray":
+        """Pipeline stage of each of many ranks."""
+        if "pipeline" not in self.axes:
+            return ranks * 0
+        names = tuple(self.axes)
+        inner = self.size(*names[: names.index("pipeline")])
+        return ranks // inner % self.stages
+
     def group(self, rank: int, axes: Iterable[str]) -> tuple[int, ...]:
         """List, in ascending order, the ranks that differ from ``rank`` only along ``axes``."""
+        self.check(rank)
         table = self.groups(tuple(axes))
         row = int((table == rank).any(axis=1).argmax())
         return tuple(int(member) for member in table[row])
@@ -96,13 +105,13 @@ class Mesh:
         return np.sort(rows, axis=1)
 
     def _grid(self, ranks: "np.ndarray", *, experts: bool) -> "tuple[list[str], np.ndarray]":
-        names = list(reversed(self.axes))
+        names = list(reversed(tuple(self.axes)))
         grid = ranks.reshape([self.axes[name] for name in names])
         if not experts or not self.expert:
             return names, grid
         if "pipeline" in names:
             grid = grid.transpose([names.index("pipeline"), *(i for i, x in enumerate(names) if x != "pipeline")])
-        inner = list(reversed(self.expert))
+        inner = list(reversed(tuple(self.expert)))
         return ["pipeline", *inner], grid.reshape([self.stages, *(self.expert[name] for name in inner)])
 
     def _index_in_stage(self, place: Mapping[str, int]) -> int:

@@ -132,9 +132,7 @@ def ring_limit() -> Expr:
 
 
 def operation(name: str) -> Operation:
-    """Find an operation by its name; ``send`` and ``recv`` are the two ends of ``send_recv``.
-
-    Raises UnknownAlgorithm if there is none.
+    """Find an operation by its name; ``send`` means ``send_recv``. Raises UnknownAlgorithm if there is none.
 
     >>> operation("all-reduce").name, operation("send").name
     ('all_reduce', 'send_recv')

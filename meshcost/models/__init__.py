@@ -1,10 +1,10 @@
 """What is trained: families of models, the catalogue, and reading a Hugging Face configuration.
 
-    read_model("llama-3.1-70b")        a Model, from the catalogue
-    read_model("config.json")          a Model, from a file
-    Model.from_module(module)          a Model, from a torch.nn.Module
-    freeze(model, ["*.bias"])          the same with less to train
-    lora(model, 16, ["q_proj"])        the same, frozen, with adapters
+read_model("llama-3.1-70b")        a Model, from the catalogue
+read_model("config.json")          a Model, from a file
+Model.from_module(module)          a Model, from a torch.nn.Module
+freeze(model, ["*.bias"])          the same with less to train
+lora(model, 16, ["q_proj"])        the same, frozen, with adapters
 """
 
 from meshcost.models.model import Attention, Kind, Model, Region, Weight, total

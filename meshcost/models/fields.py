@@ -15,8 +15,7 @@ MOST_LAYERS = 100_000
 _SHOWN = 40
 
 # Fields of many families that say nothing about the number of weights: never taken for misspelt ones.
-_HARMLESS = frozenset(
-    """
+_NO_SIZES = """
     _attn_implementation _name_or_path architectures attention_dropout attention_multiplier attn_pdrop auto_map
     bos_token_id dtype embd_pdrop embedding_multiplier eos_token_id head_dropout hidden_act hidden_activation
     hidden_dropout hidden_dropout_prob id2label initializer_range is_decoder is_encoder_decoder label2id layer_norm_eps
@@ -25,9 +24,9 @@ _HARMLESS = frozenset(
     output_attentions output_hidden_states output_router_logits pad_token_id partial_rotary_factor pretraining_tp
     qk_head_dim resid_pdrop residual_multiplier rms_norm_eps rope_parameters rope_scaling rope_theta rotary_dim
     rotary_emb_base rotary_pct router_aux_loss_coef routed_scaling_factor sliding_window topk_group torch_dtype
-    transformers_version use_cache use_sliding_window vision_config num_local_experts_per_tok head_dim
-    """.split()
-)
+    transformers_version use_cache use_sliding_window vision_config no_rope_layers no_rope_layer_interval head_dim
+"""
+_HARMLESS = frozenset(_NO_SIZES.split())
 
 
 def show(value: object) -> str:
@@ -48,7 +47,7 @@ def show(value: object) -> str:
 class Fields:
     """The fields of one configuration, and what is wrong with them so far."""
 
-    def __init__(self, config: Mapping[str, Any], outer: "Fields | None" = None, prefix: str = "") -> None:
+    def __init__(self, config: Mapping[Any, Any], outer: "Fields | None" = None, prefix: str = "") -> None:
         """Take a parsed configuration; ``outer`` and ``prefix`` are for a mapping inside another."""
         self._config = config
         self._prefix = prefix
@@ -174,5 +173,3 @@ class Fields:
         """Raise ModelError with all problems, if there are any."""
         if self.problems:
             raise ModelError(dict.fromkeys(self.problems))
-
-

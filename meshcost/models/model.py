@@ -154,9 +154,7 @@ class Model:
     @cached_property
     def weights_routed_experts(self) -> int:
         """Weights of the routed experts of all blocks."""
-        of_kind = [
-            self.number(total(w for w in kind.weights if w.group == "expert")) for kind in self.kinds
-        ]
+        of_kind = [self.number(total(w for w in kind.weights if w.group == "expert")) for kind in self.kinds]
         return sum(of_kind[kind] for kind in self.pattern)
 
     @property

@@ -75,7 +75,7 @@ def read_model(spec: str | Path | Mapping[str, Any], base: Path | None = None) -
         raise ModelError(f"model: {show(spec)} is neither a name, a path nor a mapping of fields.")
     if (name := _shelved(spec)) is not None:
         return _from_shelf(name)
-    if spec.lower().endswith(_SUFFIXES) or _is_there(Path(base or "") / spec):
+    if spec and (spec.lower().endswith(_SUFFIXES) or _is_there(Path(base or "") / spec)):
         return _from_file(Path(spec), base)
     raise ModelError(_unknown(spec))
 
@@ -90,7 +90,7 @@ def _is_there(path: Path) -> bool:
 def _shelved(spec: str) -> str | None:
     """Find the catalogue name of a name or repository."""
     name = spec.strip().lower()
-    if re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name) and (SHELF / f"{name}.yaml").is_file():
+    if re.fullmatch(r"[a-z0-9][a-z0-9.-]{0,99}", name) and (SHELF / f"{name}.yaml").is_file():
         return name
     return next((known for known, source in catalogue().items() if source.lower() == name), None)
 
@@ -103,14 +103,14 @@ def _unknown(spec: str) -> str:
 
 
 def _from_shelf(name: str) -> Model:
-    entry = yaml.load((SHELF / f"{name}.yaml").read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506
+    entry = yaml.load((SHELF / f"{name}.yaml").read_text(encoding="utf-8"), Loader=_Loader)
     return _build(entry["config"], name=entry["name"], source=entry["source"])
 
 
 def _from_file(spec: Path, base: Path | None) -> Model:
     path = Path(base or "") / spec
     try:
-        if path.is_dir():
+        if _is_there(path / "config.json"):
             path /= "config.json"
         config = _load(path)
         name = _own_name(config) if isinstance(config, Mapping) else ""
@@ -128,13 +128,22 @@ def _load(path: Path) -> object:
             data = file.read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
             raise ModelError(f"more than {MOST_BYTES} bytes, which is no configuration.")
-        text = data.decode("utf-8")
+        text = data.decode("utf-8-sig")
         if path.suffix in (".yaml", ".yml"):
-            return yaml.load(text, Loader=_Loader)  # noqa: S506
+            return yaml.load(text, Loader=_Loader)
         return json.loads(text)
     except OSError as error:
         raise ModelError(f"cannot be read: {error.strerror}.") from None
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
+    # PyYAML lets its constructors' own errors through: "!!int ''" is an IndexError.
+    except (
+        ValueError,
+        LookupError,
+        AttributeError,
+        TypeError,
+        OverflowError,
+        RecursionError,
+        yaml.YAMLError,
+    ) as error:
         first = str(error).partition("\n")[0][:200]
         raise ModelError(f"is not a configuration: {first}.") from None
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from meshcost.errors import ModelError
 
@@ -75,8 +76,7 @@ def _blocks(names: Sequence[str], prefix: str, places: list[int]) -> int:
     if places[-1] - places[0] + 1 != len(places):
         return 0
     numbers = [layer_of(names[place], prefix) for place in places]
-    steps = zip(numbers, numbers[1:], strict=False)
-    if numbers[0] != "0" or any(b != a and b != str(int(a) + 1) for a, b in steps):
+    if numbers[0] != "0" or any(b != a and b != str(int(a) + 1) for a, b in pairwise(numbers)):
         return 0
     return int(numbers[-1]) + 1
 

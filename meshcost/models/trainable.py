@@ -44,9 +44,7 @@ def freeze(model: Model, patterns: Sequence[str]) -> Model:
     return replace(model, before=before, kinds=kinds, pattern=pattern, after=after)
 
 
-def _freeze_blocks(
-    model: Model, frozen: Callable[[str], bool]
-) -> tuple[tuple[Kind, ...], tuple[int, ...]]:
+def _freeze_blocks(model: Model, frozen: Callable[[str], bool]) -> tuple[tuple[Kind, ...], tuple[int, ...]]:
     """Freeze block by block: blocks of one kind that differ in what is frozen become kinds of their own."""
     found: dict[tuple[int, tuple[bool, ...]], int] = {}
     pattern = []
@@ -88,14 +86,18 @@ def lora(model: Model, rank: int, targets: Sequence[str]) -> Model:
     6815744
     """
     targets = [targets] if isinstance(targets, str) else list(targets)
-    if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= LARGEST:
+    if type(rank) is not int or not 1 <= rank <= LARGEST:
         raise ModelError(f"lora.rank: {show(rank)} is not a positive whole number.")
+    if r_lora in model.dims:
+        raise ModelError("lora: the model has adapters already.")
     linears = {_module(w.name): None for kind in model.kinds for w in kind.weights if _is_linear(w)}
     missing = [target for target in targets if not any(_is_target(module, target) for module in linears)]
     if missing or not targets:
         known = ", ".join(dict.fromkeys(module.rpartition(".")[2] for module in linears)) or "none"
         names = missing or ["nothing"]
-        raise ModelError(f"lora.targets: {show(name)} is no linear of a block. Linears: {known}." for name in names)
+        raise ModelError(
+            f"lora.targets: {show(name)} is no linear of a block. Linears: {known}." for name in names
+        )
     return replace(
         model,
         dims={**model.dims, r_lora: rank},

@@ -22,7 +22,7 @@ _SEND_RECV = (
         "only neighbouring stages share a boundary",
     ),
     Use(
-        "context: ring",
+        "context (ring)",
         "forward and backward, every block",
         "keys and values go round the ring; in backward their gradients too",
         "each rank needs all keys and values, but only one piece at a time, while it computes on the last",
@@ -40,6 +40,12 @@ _BROADCAST = (
         "every micro-batch, small (Megatron)",
         "token numbers and masks",
         "one rank of the tensor group reads the data for all",
+    ),
+    Use(
+        "zero1 (torch)",
+        "once per step, after the optimizer",
+        "each weight, from the rank that updated it",
+        "broadcasts from each owner in turn add up to an all-gather",
     ),
 )
 _REDUCE = (
@@ -64,7 +70,7 @@ _ALL_REDUCE = (
         "every replica makes the same optimizer step, so it needs the sum over all",
     ),
     Use(
-        "fsdp with replicate (HSDP)",
+        "fsdp (replicate: HSDP)",
         "backward, after the reduce-scatter",
         "each rank's shard of the gradients, over the replicas",
         "shards are summed inside one replica only; the replicas must still agree",
@@ -82,16 +88,16 @@ _ALL_REDUCE = (
         "two stages hold the same weights",
     ),
     Use(
-        "all",
+        "every layout",
         "once per step, a few bytes",
-        "gradient norm, loss, found-inf flag",
+        "gradient norm, loss",
         "every rank must scale by the same number; latency counts, bytes do not",
     ),
 )
 _REDUCE_SCATTER = (
     Use(
         "zero1, zero2",
-        "backward; under zero2 every micro-batch",
+        "once per step; under zero2 every micro-batch",
         "all gradients",
         "each rank updates only its shard, so it needs the sum of its shard only",
     ),
@@ -99,16 +105,16 @@ _REDUCE_SCATTER = (
         "zero3, fsdp",
         "backward, unit by unit",
         "the gradients of one unit",
-        "as in zero2; the full gradient is freed at once",
+        "each rank keeps only its shard; the full gradient is freed at once",
     ),
     Use(
-        "tensor with sequence_parallel",
+        "tensor (sequence_parallel)",
         "forward 2 and backward 2 per block",
         "activations; they stay split along the sequence",
-        "the first half of the all-reduce it replaces",
+        "it is the first half of the all-reduce it replaces",
     ),
     Use(
-        "context: all_gather",
+        "context (all_gather)",
         "backward, every block",
         "gradients of keys and values",
         "the backward of an all-gather is a reduce-scatter",
@@ -128,30 +134,30 @@ _ALL_GATHER = (
         "weights live in shards; the full ones exist only while they are used",
     ),
     Use(
-        "tensor with sequence_parallel",
+        "tensor (sequence_parallel)",
         "forward 2 and backward 2 per block (Megatron: 4)",
         "activations, back to the whole sequence",
-        "the second half of the all-reduce it replaces; Megatron gathers inputs again to save memory",
+        "it is the second half of the all-reduce; Megatron gathers inputs again to save memory",
     ),
     Use(
-        "context: all_gather",
+        "context (all_gather)",
         "forward, every block",
         "keys and values of the whole sequence",
-        "simpler than the ring, and cheap where few heads are keys and values",
+        "it is simpler than the ring, and cheap where keys and values have few heads",
     ),
 )
 _ALL_TO_ALL = (
     Use(
         "expert",
-        "forward: dispatch and combine; backward: the same again",
+        "dispatch and combine, forward and again backward",
         "each token to the ranks of its k experts, the results back to its home",
         "which token goes where is only known at run time, and each goes to a few experts only",
     ),
     Use(
-        "context: ulysses",
+        "context (ulysses)",
         "forward on Q, K, V and the output; backward the same",
-        "from a piece of the sequence with all heads, to the whole sequence with some heads",
-        "attention needs the whole sequence, but heads are independent: a transpose over ranks",
+        "a transpose: a piece of the sequence with all heads becomes all of it with some heads",
+        "attention needs the whole sequence, but heads are independent",
     ),
 )
 
@@ -168,7 +174,9 @@ USES: Mapping[str, tuple[Use, ...]] = MappingProxyType(
     }
 )
 
-_BUSBW = "busbw is not the speed of a link: it is S / time, scaled as if the best ring had run."
+_BUSBW = (
+    "busbw is not the speed of a link: it is S / time, scaled as if each rank had sent the least possible."
+)
 TRAPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "send_recv": (
@@ -186,7 +194,7 @@ TRAPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "all_reduce": (
             "Payload is not what is sent: on a ring a rank sends nearly 2 S, not S.",
             _BUSBW + " Switches that add (NVLink SHARP) let it exceed the link.",
-            "It needs a sum where it happens: gradients reduced in fp32 are twice the bytes of bf16.",
+            "S counts what is reduced: gradients reduced in fp32 are twice the bytes of bf16.",
         ),
         "reduce_scatter": (
             "S is the input, the whole buffer. torch's output tensor is S / n.",

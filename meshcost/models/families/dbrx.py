@@ -29,6 +29,7 @@ def _sizes(fields: Fields) -> Dims:
     count = ffn.size("moe_num_experts", default=4)
     top = ffn.size("moe_top_k", default=1)
     width = ffn.size("ffn_hidden_size", default=3584)
+    ffn.maybe("hidden_size")  # A copy of d_model, which decides.
     dims |= routing(fields, ("ffn_config.moe_num_experts", count), ("ffn_config.moe_top_k", top), width)
     return dims
 
@@ -37,7 +38,10 @@ def dbrx(fields: Fields) -> Model:
     """DBRX: norms without bias, attention inside its own pair of norms; never tied."""
     dims = _sizes(fields)
     fields.unsupported("tie_word_embeddings", True, "DBRX has an output projection of its own")
-    attention = (*fused("norm_attn_norm.attn.Wqkv", dims), *row("norm_attn_norm.attn.out_proj", h, a * d_head))
+    attention = (
+        *fused("norm_attn_norm.attn.Wqkv", dims),
+        *row("norm_attn_norm.attn.out_proj", h, a * d_head),
+    )
     around = (*norm("norm_attn_norm.norm_1"), *attention, *norm("norm_attn_norm.norm_2"))
     kind = Kind("moe", (*around, *router("ffn.router.layer"), *EXPERTS), ROUTED)
     kinds, pattern = uniform("transformer.blocks", kind, fields.layers("n_layers", "num_hidden_layers"))

@@ -90,7 +90,9 @@ def _deepseek(fields: Fields, defaults: Defaults, mlp_bias: bool) -> Model:
     moe = Kind("moe", (*attention, *experts(), *router(), *shared, *after), regions)
     first = fields.size("first_k_dense_replace", default=defaults.dense_first, least=0)
     if fields.size("moe_layer_freq", default=1) != 1:
-        fields.refuse("moe_layer_freq: only 1 is supported; code in use does not agree on what another means.")
+        fields.refuse(
+            "moe_layer_freq: only 1 is supported; code in use does not agree on what another means."
+        )
     layers = fields.layers("num_hidden_layers")
     blocks = mixed("model.layers", dense, moe, layers, lambda layer: layer >= first)
     return decoder(dims, blocks, fields.flag("tie_word_embeddings", False), LATENT)

@@ -1,0 +1,1 @@
+"""Expert parallelism: routed experts live on different ranks, tokens travel to them."""

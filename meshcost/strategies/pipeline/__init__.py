@@ -1,0 +1,1 @@
+"""Pipeline parallelism: every stage holds some of the blocks."""

@@ -1,0 +1,110 @@
+"""Documents that people hand us: YAML read safely, bounded in size and depth, and errors in their words.
+
+YAML here is plain data: no tags that build objects, no anchors (they can make a small file a huge document), no key
+twice in one mapping.
+"""
+
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from meshcost.errors import JobError
+
+_LARGEST_FILE = 1_000_000
+_DEEPEST = 40
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Document(_Loader):  # type: ignore[misc]
+    """A safe loader that refuses anchors, repeated keys and deep nesting."""
+
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            raise yaml.YAMLError(f"line {event.start_mark.line + 1}: anchors and aliases are not read; write it out")
+        self.depth += 1
+        if self.depth > _DEEPEST:
+            raise yaml.YAMLError(f"line {event.start_mark.line + 1}: nested more than {_DEEPEST} deep")
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.YAMLError(f"line {key.start_mark.line + 1}: {key.value} is written twice")
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
+def read_text(path: Path) -> str:
+    """Read a text file. Raises JobError if it is missing, a folder, too large, or not UTF-8."""
+    try:
+        if path.stat().st_size > _LARGEST_FILE:
+            raise JobError(f"{path}: larger than {_LARGEST_FILE:,} bytes, which no job file needs.")
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise JobError(f"{path}: no such file. meshcost init writes one to start from.") from None
+    except UnicodeDecodeError:
+        raise JobError(f"{path}: not a text file in UTF-8.") from None
+    except (OSError, ValueError) as error:
+        raise JobError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+
+
+def parse(text: str) -> Any:
+    """Parse YAML into plain data. Raises JobError with the line that is wrong.
+
+    >>> parse("batch: {sequence: 8}")
+    {'batch': {'sequence': 8}}
+    """
+    try:
+        return yaml.load(text, _Document)  # noqa: S506 - _Document is a safe loader
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"line {mark.line + 1}: " if mark else ""
+        raise JobError(f"{where}not YAML: {error.problem}.") from None
+    except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:
+        raise JobError(f"{' '.join(str(error).split())}.") from None
+
+
+def sentences(error: ValidationError, known: Any = None) -> list[str]:
+    """Turn what Pydantic found into sentences: path, value, why, and what would be legal."""
+    return [sentence for item in error.errors() for sentence in _sentences(item, known)]
+
+
+def _sentences(item: Any, known: Any) -> list[str]:
+    path = ".".join(str(part) for part in item["loc"] if part not in ("int", "function-before"))
+    kind, context = item["type"], item.get("ctx", {})
+    match kind:
+        case "missing":
+            return [f"{path}: missing. Write it."]
+        case "extra_forbidden":
+            return [_unknown(path, item["loc"], known)]
+        case "literal_error":
+            return [f"{path}: {_shown(item['input'])} is not known. Choose {context['expected']}."]
+        case "problems":
+            return [f"{path}: {problem}" for problem in context["problems"]]
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return [f"{path}: {_shown(item['input'])} is not a mapping of fields."]
+        case _:
+            message = item["msg"][:1].lower() + item["msg"][1:]
+            return [f"{path}: {_shown(item['input'])} is not legal: {message.replace('input should', 'it has to')}."]
+
+
+def _unknown(path: str, location: tuple[Any, ...], known: Any) -> str:
+    names = sorted(known(location[:-1])) if known else []
+    near = get_close_matches(str(location[-1]), names, 1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    legal = f" Known fields: {', '.join(names)}." if names else ""
+    return f"{path}: unknown field.{hint}{legal}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,410 @@
+"""A job: the YAML document that names a model, a layout and a batch, and the ledger that follows from it.
+
+    job.yaml -> Job -> Setting (what was asked) -> View (what each rank holds) -> Ledger -> prices
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
+from importlib.metadata import entry_points
+from math import prod
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+from sympy import Expr, Integer, Symbol
+
+from meshcost import document
+from meshcost import symbols as sym
+from meshcost.clusters import Cluster, read_cluster
+from meshcost.collectives import DEFAULTS, choose
+from meshcost.errors import JobError, MeshcostError
+from meshcost.ledger import Event, Ledger
+from meshcost.mesh import Mesh
+from meshcost.models import Model, freeze, lora, read_model
+from meshcost.price import Pricer
+from meshcost.program import Program
+from meshcost.schedule import Schedule
+from meshcost.strategies import (
+    STRATEGIES,
+    Batch,
+    ContextParallel,
+    DataParallel,
+    ExpertParallel,
+    Options,
+    PipelineParallel,
+    Precision,
+    Recompute,
+    Scalars,
+    Setting,
+    Strategy,
+    TensorParallel,
+    View,
+)
+from meshcost.strategies.expert.options import routed_experts
+from meshcost.strategies.setting import Count, Size
+
+#: Bounds on a whole job: no file may ask for more work than a machine has.
+LARGEST_WORLD = 2**20
+MOST_MICRO_BATCHES = 2**20
+
+ORDER = ("tensor", "context", "data", "pipeline")
+ENTRY_POINTS = "meshcost.strategies"
+
+
+def _refuse(error: MeshcostError) -> PydanticCustomError:
+    return PydanticCustomError("problems", "{first}", {"first": error.problems[0], "problems": list(error.problems)})
+
+
+def _read_model(spec: Any, info: ValidationInfo) -> Model:
+    if isinstance(spec, Model):
+        return spec
+    try:
+        return read_model(spec, base=(info.context or {}).get("base"))
+    except MeshcostError as error:
+        raise _refuse(error) from None
+
+
+def _read_cluster(spec: Any) -> Any:
+    try:
+        return read_cluster(spec) if isinstance(spec, str) else spec
+    except MeshcostError as error:
+        raise _refuse(error) from None
+
+
+def _check_algorithms(chosen: Mapping[str, str]) -> Mapping[str, str]:
+    problems = []
+    for op, name in chosen.items():
+        try:
+            choose(op, name)
+        except MeshcostError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise _refuse(JobError(problems))
+    return chosen
+
+
+class Lora(Options):
+    """Low-rank adapters: all weights of the model are frozen, pairs of thin matrices beside the targets are trained."""
+
+    rank: Size
+    targets: tuple[str, ...]
+
+
+class Parallel(BaseModel):
+    """A layout: one strategy for each axis, and the order of the axes in the rank number, innermost first."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    data: DataParallel = DataParallel()
+    tensor: TensorParallel = TensorParallel()
+    pipeline: PipelineParallel = PipelineParallel()
+    context: ContextParallel = ContextParallel()
+    expert: ExpertParallel = ExpertParallel()
+    order: tuple[str, ...] | None = None
+    pad_vocabulary: Size | None = None
+
+    @model_validator(mode="after")
+    def _plug_in(self) -> "Parallel":
+        """Read the options of strategies that other packages bring."""
+        extra = self.__pydantic_extra__ or {}
+        known = {point.name: point for point in entry_points(group=ENTRY_POINTS)} if extra else {}
+        for name, options in extra.items():
+            if name not in known:
+                raise ValidationError.from_exception_data(
+                    "Parallel", [{"type": "extra_forbidden", "loc": (name,), "input": options}]
+                )
+            extra[name] = known[name].load().model_validate(options)
+        return self
+
+    @property
+    def strategies(self) -> dict[str, Strategy]:
+        """Every axis with its strategy; plug-ins last."""
+        own = {axis: getattr(self, axis) for axis in STRATEGIES}
+        return own | {axis: s for axis, s in (self.__pydantic_extra__ or {}).items() if isinstance(s, Strategy)}
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """All axes that multiply up to the world, innermost first."""
+        plugged = tuple(axis for axis in self.strategies if axis not in STRATEGIES)
+        return self.order if self.order is not None else (*ORDER[:-1], *plugged, ORDER[-1])
+
+    def problems(self) -> Iterator[str]:
+        """Say what is wrong with the order and the size of the whole."""
+        needed = sorted(axis for axis in self.strategies if axis != "expert")
+        if sorted(self.axes) != needed:
+            yield f"parallel.order: {list(self.axes)} has to name each of {', '.join(needed)} once."
+        world = prod(s.size for axis, s in self.strategies.items() if axis != "expert")
+        if world > LARGEST_WORLD:
+            yield f"parallel: {world} ranks are more than {LARGEST_WORLD}, the most that are computed."
+
+
+class Job(Options):
+    """What a person writes: model, layout, batch, data types, and optionally a cluster.
+
+    >>> job = Job(model="llama-3-8b", parallel={"data": 8}, batch={"sequence": 8192, "global_batch": 8})
+    >>> job.world_size
+    8
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+    model: Annotated[
+        Any,
+        PlainValidator(_read_model),
+        WithJsonSchema(
+            {
+                "description": "catalogue name, path to a Hugging Face config.json, or its fields",
+                "anyOf": [{"type": "string"}, {"type": "object"}],
+            }
+        ),
+    ]
+    framework: Literal["textbook"] = "textbook"
+    parallel: Parallel = Parallel()
+    batch: Batch
+    precision: Precision = Precision()
+    recompute: Recompute = "none"
+    freeze: tuple[str, ...] = ()
+    lora: Lora | None = None
+    algorithms: Annotated[
+        Mapping[Literal[tuple(DEFAULTS)], str],  # type: ignore[valid-type]
+        AfterValidator(_check_algorithms),
+    ] = Field(default_factory=dict)
+    scalars: Scalars = Scalars()
+    cluster: Annotated[Cluster, BeforeValidator(_read_cluster)] = Cluster()
+
+    def __init__(self, **fields: Any) -> None:
+        """Check all fields; raises JobError with every problem at once."""
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise JobError(document.sentences(error, known_fields)) from None
+        problems = list(self._problems())
+        if problems:
+            raise JobError(problems)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.mesh.world_size
+
+    @cached_property
+    def setting(self) -> Setting:
+        """What was asked for, with the model as it will be trained."""
+        return Setting(
+            model=self._trained_model,
+            parallel=self.parallel.strategies,
+            order=self.parallel.axes,
+            batch=self.batch,
+            precision=self.precision,
+            recompute=self.recompute,
+        )
+
+    @cached_property
+    def _trained_model(self) -> Model:
+        model: Model = self.model
+        if self.freeze:
+            model = freeze(model, self.freeze)
+        if self.lora is not None:
+            model = lora(model, self.lora.rank, self.lora.targets)
+        multiple = self.parallel.pad_vocabulary
+        if multiple is not None and sym.V in model.dims:
+            step = multiple * self.parallel.tensor.size
+            model = replace(model, dims={**model.dims, sym.V: -(-model.dims[sym.V] // step) * step})
+        return model
+
+    def _problems(self) -> Iterator[str]:
+        try:
+            setting = self.setting
+        except MeshcostError as error:
+            yield from (f"model: {problem}" for problem in error.problems)
+            return
+        found = list(self.parallel.problems())
+        for strategy in setting.parallel.values():
+            found.extend(strategy.problems(setting))
+        yield from found
+        if not found and self.micro_batches > MOST_MICRO_BATCHES:
+            yield f"batch: {self.micro_batches} micro-batches are more than {MOST_MICRO_BATCHES}, the most that are computed."
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches that one rank computes in a step."""
+        return self.batch.global_batch // (self.batch.micro_batch * self.setting.batch_ranks)
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """Ranks along the axes of this layout."""
+        strategies, data = self.parallel.strategies, self.parallel.data
+        axes: dict[str, int] = {}
+        for axis in self.parallel.axes:
+            axes[axis] = strategies[axis].size
+            if axis == "data":
+                axes |= {"data": data.size // data.replicate, "replicate": data.replicate}
+        return Mesh(axes, self._expert_axes, self.cluster.gpus_per_node)
+
+    @property
+    def _expert_axes(self) -> dict[str, int] | None:
+        setting = self.setting
+        if not setting.experts_apart or not routed_experts(setting.model):
+            return None
+        taken, replicas = setting.size("expert") * setting.expert_tensor, self.parallel.data.replicate
+        return {
+            "expert_tensor": setting.expert_tensor,
+            "expert": setting.size("expert"),
+            "expert_data": setting.ranks_in_stage // taken // replicas,
+            "expert_replicate": replicas,
+        }
+
+    @cached_property
+    def program(self) -> Program:
+        """What each stage computes, in order."""
+        pipeline, model = self.parallel.pipeline, self.setting.model
+        schedule = Schedule(pipeline.schedule, pipeline.size, pipeline.chunk_count, self.micro_batches)
+        units, first = [], 0
+        for number in pipeline.layers(model.layers):
+            units.append(_runs(model, first, first + number))
+            first += number
+        units[0] = (("embedding", 1), *units[0])
+        units[-1] = (*units[-1], ("head", 1))
+        return Program(schedule, tuple(units))
+
+    @cached_property
+    def values(self) -> Mapping[Symbol, int]:
+        """The number of every symbol that holds for the whole job."""
+        batch, mesh, precision, setting = self.batch, self.mesh, self.precision, self.setting
+        sizes = {symbol: mesh.size(axis) for axis, symbol in _AXIS_SIZES.items()}
+        types = {symbol: precision.bytes(what) for symbol, what in _TYPES.items()}
+        return {
+            **setting.model.dims,
+            **sizes,
+            **{symbol: int(x) if x.denominator == 1 else x for symbol, x in types.items()},  # type: ignore[dict-item]
+            sym.s: batch.sequence,
+            sym.b: batch.micro_batch,
+            sym.B: batch.global_batch,
+            sym.m: self.micro_batches,
+            sym.T: batch.micro_batch * batch.sequence // mesh.size("context"),
+            sym.v: self.parallel.pipeline.chunk_count,
+        }
+
+
+_AXIS_SIZES = {
+    "tensor": sym.t,
+    "context": sym.c,
+    "data": sym.d,
+    "replicate": sym.r,
+    "pipeline": sym.p,
+    "expert": sym.e,
+    "expert_tensor": sym.t_e,
+    "expert_data": sym.d_e,
+}
+_TYPES = {
+    sym.b_w: "weights",
+    sym.b_g: "reduce",
+    sym.b_a: "activations",
+    sym.b_d: "dispatch",
+    sym.b_c: "combine",
+}
+
+
+def _runs(model: Model, first: int, last: int) -> tuple[tuple[str, int], ...]:
+    runs: list[tuple[str, int]] = []
+    for kind in model.pattern[first:last]:
+        name = model.kinds[kind].name
+        if runs and runs[-1][0] == name:
+            runs[-1] = (name, runs[-1][1] + 1)
+        else:
+            runs.append((name, 1))
+    return tuple(runs)
+
+
+def known_fields(location: tuple[Any, ...]) -> list[str]:
+    """Names of the fields that may stand at a path of a job file.
+
+    >>> known_fields(("batch",))
+    ['sequence', 'micro_batch', 'global_batch']
+    """
+    model: Any = Job
+    for part in location:
+        field = model.model_fields.get(part) if isinstance(model, type) and issubclass(model, BaseModel) else None
+        if field is None:
+            return []
+        kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
+        model = next((x for x in kinds if isinstance(x, type) and issubclass(x, BaseModel)), None)
+    return list(model.model_fields) if model is not None else []
+
+
+def load(path: str | Path, **changes: Any) -> Job:
+    """Read a job file. ``changes`` replace top-level fields, as ``framework="textbook"``.
+
+    A path to a config.json in it is relative to the file. Raises JobError or ModelError with every problem, each
+    beginning with the name of the file.
+    """
+    path = Path(path)
+    text = document.read_text(path)
+    try:
+        return read_job(document.parse(text), base=path.parent, **changes)
+    except MeshcostError as error:
+        raise error.located(str(path)) from None
+
+
+def read_job(data: Any, *, base: Path | None = None, **changes: Any) -> Job:
+    """Check a job that is already plain data; ``base`` is the folder that paths in it start from.
+
+    Raises JobError with every problem.
+    """
+    if not isinstance(data, dict):
+        raise JobError("a job is a mapping of fields (model, parallel, batch ...). meshcost init writes one.")
+    fields = {**data, **changes}
+    if base is not None and isinstance(fields.get("model"), str):
+        fields["model"] = _from_base(fields["model"], base)
+    return Job(**{str(key): value for key, value in fields.items()})
+
+
+def _from_base(spec: str, base: Path) -> str:
+    return str(base / spec) if spec.endswith(".json") else spec
+
+
+def analyze(job: Job) -> Ledger:
+    """Write the bill of one training step.
+
+    >>> job = Job(model="llama-3-8b", parallel={"data": 8}, batch={"sequence": 8192, "global_batch": 8})
+    >>> ledger = analyze(job)
+    >>> ledger.events[0].op, ledger.events[0].payload_bytes, ledger.events[0].priced.sent_bytes
+    ('all_reduce', 16060522496, 28105914368)
+    """
+    view = View(job.setting, job.mesh, job.program, job.values)
+    pricer = Pricer(job.mesh, job.algorithms)
+    writers: list[Any] = [*job.setting.parallel.values(), job.scalars]
+    events = (event for writer in writers for event in writer.events(view))
+    priced = tuple(pricer.price(event, _ranks(event, view)) for event in events)
+    return Ledger(priced, job.mesh, job.program, about=_about(job))
+
+
+def _ranks(event: Event, view: View) -> Expr:
+    return Integer(len(event.pairs[0])) if event.pairs else view.axis(*event.axes)
+
+
+def _about(job: Job) -> dict[str, Any]:
+    model = job.setting.model
+    return {
+        "model": model.name,
+        "weights": model.weights_total,
+        "framework": job.framework,
+        "sequence": job.batch.sequence,
+        "micro_batch": job.batch.micro_batch,
+        "global_batch": job.batch.global_batch,
+        "micro_batches": job.micro_batches,
+        "cluster": job.cluster.name,
+    }

@@ -1,0 +1,242 @@
+"""Ledgers as JSON: everything the bill says, and enough besides to read the very same ledger back.
+
+A file that is read is not trusted: formulas are parsed, not evaluated, and every stated number is computed again.
+"""
+
+from fractions import Fraction
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from sympy import Symbol
+
+from meshcost import document
+from meshcost.errors import FormulaError, LedgerError
+from meshcost.formula import parse, pretty
+from meshcost.ledger import Event, Ledger, Phase, Price, Site
+from meshcost.mesh import EXPERT_AXES, Mesh
+from meshcost.program import Program
+from meshcost.schedule import PLACEMENT, Schedule
+from meshcost.symbols import ALPHABET
+
+FORMAT = 1
+LARGEST_WORLD = 2**20
+
+Natural = Annotated[int, Field(strict=True, ge=0)]
+Positive = Annotated[int, Field(strict=True, ge=1, le=2**40)]
+Text = Annotated[str, Field(max_length=20_000)]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Formula(_Record):
+    payload: Text
+    count: Text
+    sent: Text
+    received: Text
+
+
+class _OneCall(_Record):
+    sent_bytes: Natural
+    received_bytes: Natural
+    intra_node_bytes: Natural
+    inter_node_bytes: Natural
+
+
+class _Site(_Record):
+    unit: Text
+    order: tuple[int, ...]
+    repeat: Natural
+    micro_batches: Literal["every", "first", "last"]
+
+
+class _Event(_Record):
+    strategy: Text
+    op: Text
+    axes: tuple[Text, ...]
+    group_size: Positive
+    stages: tuple[Natural, ...]
+    phase: Phase
+    why: Text
+    dtype: Text
+    count: Natural
+    payload_bytes: Natural
+    sent_bytes: Natural
+    received_bytes: Natural
+    intra_node_bytes: Natural
+    inter_node_bytes: Natural
+    algorithm: Text
+    formula: _Formula
+    values: dict[str, int | str]
+    one_call: _OneCall
+    by_position: tuple[tuple[Natural, Natural], ...] = ()
+    site: _Site
+    item_bytes: Positive
+    pairs: tuple[tuple[Natural, ...], ...] = ()
+    shift: int = 0
+
+
+class _Mesh(_Record):
+    axes: dict[str, Positive]
+    expert: dict[str, Positive] | None = None
+    gpus_per_node: Positive
+
+
+class _Schedule(_Record):
+    name: Literal[tuple(PLACEMENT)]  # type: ignore[valid-type]
+    ranks: Positive
+    chunks: Positive
+    micro_batches: Positive
+
+
+class _Program(_Record):
+    schedule: _Schedule
+    units: tuple[tuple[tuple[str, Natural], ...], ...]
+
+
+class _Ledger(_Record):
+    meshcost: Literal[1]
+    about: dict[str, Any]
+    world_size: Positive
+    mesh: _Mesh
+    program: _Program
+    events: tuple[_Event, ...]
+    totals: dict[str, Any]
+
+
+def to_dict(ledger: Ledger) -> dict[str, Any]:
+    """Write a priced ledger as JSON values."""
+    schedule = ledger.program.schedule
+    return {
+        "meshcost": FORMAT,
+        "about": dict(ledger.about),
+        "world_size": ledger.mesh.world_size,
+        "totals": _totals(ledger),
+        "events": [_event(event) for event in ledger],
+        "mesh": {
+            "axes": dict(ledger.mesh.axes),
+            "expert": dict(ledger.mesh.expert) if ledger.mesh.expert else None,
+            "gpus_per_node": ledger.mesh.gpus_per_node,
+        },
+        "program": {
+            "schedule": {name: getattr(schedule, name) for name in ("name", "ranks", "chunks", "micro_batches")},
+            "units": [[list(run) for run in units] for units in ledger.program.units],
+        },
+    }
+
+
+def _totals(ledger: Ledger) -> dict[str, Any]:
+    """Totals of the busiest rank, and the same split up; ``by_stage`` has one entry for each stage."""
+    split: dict[str, Any] = {
+        f"by_{key}": {name: sums.as_dict() for name, sums in ledger.group(key).items()}
+        for key in ("strategy", "op", "phase", "axis", "stage")
+    }
+    return {**ledger.totals.as_dict(), "busiest_stage": ledger.busiest_stage, **split}
+
+
+def _event(event: Event) -> dict[str, Any]:
+    price, sums = event.priced, event.totals.as_dict()
+    symbols = event.payload.free_symbols | event.count.free_symbols | price.sent.free_symbols
+    return {
+        "strategy": event.strategy,
+        "op": event.op,
+        "axes": list(event.axes),
+        "group_size": event.group_size,
+        "stages": list(event.stages),
+        "phase": event.phase,
+        "why": event.why,
+        "dtype": event.dtype,
+        "count": event.calls,
+        **{key: value for key, value in sums.items() if key != "calls"},
+        "payload_bytes": event.payload_bytes,
+        "algorithm": price.algorithm,
+        "formula": {
+            "payload": pretty(event.payload),
+            "count": pretty(event.count),
+            "sent": pretty(price.sent),
+            "received": pretty(price.received),
+        },
+        "values": {str(x): _number(event.values[x]) for x in sorted(symbols, key=str)},
+        "one_call": {
+            name: getattr(price, name)
+            for name in ("sent_bytes", "received_bytes", "intra_node_bytes", "inter_node_bytes")
+        },
+        "by_position": [list(both) for both in price.by_position],
+        "site": {
+            "unit": event.site.unit,
+            "order": list(event.site.order),
+            "repeat": event.site.repeat,
+            "micro_batches": event.site.micro_batches,
+        },
+        "item_bytes": event.item_bytes,
+        "pairs": [list(pair) for pair in event.pairs],
+        "shift": event.shift,
+    }
+
+
+def _number(value: int | Fraction) -> int | str:
+    return value if isinstance(value, int) else str(value)
+
+
+def from_dict(data: Any) -> Ledger:
+    """Read what ``to_dict`` wrote. Raises LedgerError, naming the path, for anything else."""
+    try:
+        record = _Ledger.model_validate(data)
+    except ValidationError as error:
+        raise LedgerError(document.sentences(error)) from None
+    mesh = Mesh(record.mesh.axes, record.mesh.expert, record.mesh.gpus_per_node)
+    strange = set(record.mesh.expert or ()) - set(EXPERT_AXES)
+    if strange or mesh.world_size != record.world_size or mesh.world_size > LARGEST_WORLD:
+        raise LedgerError("mesh: its axes do not make up the stated world.")
+    schedule = Schedule(**record.program.schedule.model_dump())
+    events = tuple(_read_event(i, item) for i, item in enumerate(record.events))
+    return Ledger(events, mesh, Program(schedule, record.program.units), record.about)
+
+
+def _read_event(index: int, record: _Event) -> Event:
+    try:
+        event = _build_event(record)
+        stated = (record.count, record.payload_bytes)
+        found = (event.calls, event.payload_bytes)
+    except (FormulaError, ValueError, ZeroDivisionError, OverflowError) as error:
+        raise LedgerError(f"events.{index}: {error}") from None
+    if stated != found:
+        raise LedgerError(
+            f"events.{index}: states {stated[0]} calls of {stated[1]} B, but its formulas give {found[0]} of {found[1]} B."
+        )
+    return event
+
+
+def _build_event(record: _Event) -> Event:
+    price = Price(
+        algorithm=record.algorithm,
+        sent=parse(record.formula.sent),
+        received=parse(record.formula.received),
+        by_position=record.by_position,
+        **record.one_call.model_dump(),
+    )
+    return Event(
+        **{name: getattr(record, name) for name in _PLAIN},
+        payload=parse(record.formula.payload),
+        count=parse(record.formula.count),
+        values=_read_values(record.values),
+        site=Site(**record.site.model_dump()),
+        price=price,
+    )
+
+
+_PLAIN = (
+    "strategy", "op", "axes", "group_size", "phase", "why", "dtype", "stages", "item_bytes", "pairs", "shift",
+)  # fmt: skip
+
+
+def _read_values(values: dict[str, int | str]) -> dict[Symbol, Any]:
+    unknown = sorted(set(values) - set(ALPHABET))
+    if unknown:
+        raise FormulaError(f"{unknown[0]} is not a symbol of the alphabet.")
+    return {ALPHABET[name]: _read_number(value) for name, value in values.items()}
+
+
+def _read_number(value: int | str) -> int | Fraction:
+    return value if isinstance(value, int) else Fraction(value[:80])

@@ -1,0 +1,143 @@
+"""Pictures of buffers as lines of text: who holds what, one row per rank, one cell per chunk."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from meshcost.collectives.operations import Cell, Operation, State
+
+_EMPTY = "."
+_SPELLED_OUT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Glyphs:
+    """The few signs that a terminal may not have."""
+
+    arrow: str
+    sum: str
+    bar: str
+    infinity: str
+    line: str
+
+
+UNICODE = Glyphs(arrow="→", sum="Σ", bar="█", infinity="∞", line="─")
+ASCII = Glyphs(arrow="->", sum="*", bar="#", infinity="oo", line="-")
+
+
+class Panel(NamedTuple):
+    """A titled picture: one row per rank."""
+
+    title: str
+    rows: list[str]
+
+
+def letter(rank: int) -> str:
+    """Name a rank's data.
+
+    >>> letter(0), letter(15)
+    ('A', 'P')
+    """
+    return chr(ord("A") + rank)
+
+
+def cell_text(cell: Cell, ranks: int, glyphs: Glyphs, *, spelled: bool) -> str:
+    """Write one cell: a chunk of one rank, a sum, or nothing. ``spelled`` writes the terms of a sum.
+
+    >>> cell_text(frozenset({(0, 1), (1, 1)}), 2, ASCII, spelled=True)
+    'A1+B1'
+    >>> cell_text(frozenset({(0, 1), (1, 1)}), 2, ASCII, spelled=False)
+    '*1'
+    """
+    if cell is None:
+        return _EMPTY
+    if len(cell) == ranks and not spelled:
+        return f"{glyphs.sum}{min(cell)[1]}"
+    return "+".join(f"{letter(rank)}{chunk}" for rank, chunk in sorted(cell))
+
+
+def panel(title: str, state: State, glyphs: Glyphs, *, spelled: bool) -> Panel:
+    """Draw a state, its cells aligned.
+
+    >>> print(*panel("", ((frozenset({(0, 0)}), None),) * 2, ASCII, spelled=True).rows, sep="|")
+    A0 .|A0 .
+    """
+    rows = [[cell_text(cell, len(state), glyphs, spelled=spelled) for cell in row] for row in state]
+    gap = "  " if spelled and any("+" in text for row in rows for text in row) else " "
+    wide = max(len(text) for row in rows for text in row)
+    return Panel(title, [gap.join(text.ljust(wide) for text in row).rstrip() for row in rows])
+
+
+def draw(panels: Sequence[Panel], glyphs: Glyphs, width: int) -> list[str]:
+    """Put pictures side by side with arrows between, or below each other where the width does not hold them."""
+    labels = [f"rank {rank}" for rank in range(len(panels[0].rows))]
+    columns = [_column("", labels)]
+    for number, each in enumerate(panels):
+        columns.append(_column("", [glyphs.arrow if number else ""] * len(labels)))
+        columns.append(_column(each.title, each.rows))
+    lines = [" ".join(line).rstrip() for line in zip(*columns, strict=True)]
+    if max(map(len, lines)) <= width:
+        return lines
+    return [line for number, each in enumerate(panels) for line in _below(number, each, labels)]
+
+
+def _below(number: int, each: Panel, labels: list[str]) -> list[str]:
+    columns = _column("", labels), _column("", each.rows)
+    rows = ["  ".join(line).rstrip() for line in zip(*columns, strict=True)]
+    return [*[""] * bool(number), f"{each.title}:", *rows[1:]]
+
+
+def _column(title: str, rows: Iterable[str]) -> list[str]:
+    lines = [title, *rows]
+    wide = max(map(len, lines))
+    return [line.ljust(wide) for line in lines]
+
+
+def before_after(op: Operation, ranks: int, glyphs: Glyphs, width: int) -> list[str]:
+    """Draw what an operation does; sums are spelled out where they are short.
+
+    >>> from meshcost.collectives.operations import operation
+    >>> print(*before_after(operation("all_gather"), 2, ASCII, 80), sep="|")
+            before    after|rank 0  A0 .   -> A0 B1|rank 1  . B1   -> A0 B1
+    """
+    spelled = ranks <= _SPELLED_OUT
+    states = ("before", op.before(ranks)), ("after", op.after(ranks))
+    return draw([panel(title, state, glyphs, spelled=spelled) for title, state in states], glyphs, width)
+
+
+def legend(op: Operation, ranks: int, glyphs: Glyphs, *, spelled: bool | None = None) -> str:
+    """Say how to read a picture."""
+    state = op.before(ranks) + op.after(ranks)
+    signs = ["A0 is chunk 0 of rank 0's data, B0 that of rank 1, and so on"]
+    spelled = ranks <= _SPELLED_OUT if spelled is None else spelled
+    if any(cell and len(cell) > 1 for row in state for cell in row) and not spelled:
+        named = [f"{letter(rank)}0" for rank in range(ranks)]
+        terms = named if ranks <= _SPELLED_OUT else [*named[:2], "...", named[-1]]
+        signs.append(f"{glyphs.sum}0 = {' + '.join(terms)}")
+    if any(cell is None for row in state for cell in row):
+        signs.append(f"{_EMPTY} is nothing")
+    return "; ".join(signs) + "."
+
+
+def tiny(op: Operation, glyphs: Glyphs, ranks: int = 4) -> list[str]:
+    """Draw an operation with one letter per cell: whose data it is, or the sum.
+
+    >>> from meshcost.collectives.operations import operation
+    >>> tiny(operation("all_to_all"), ASCII, 2)
+    ['AA -> AB', 'BB -> AB']
+    """
+
+    def row(cells: Sequence[Cell]) -> str:
+        return "".join(cell_text(cell, ranks, glyphs, spelled=False)[0] for cell in cells)
+
+    states = zip(op.before(ranks), op.after(ranks), strict=True)
+    return [f"{row(before)} {glyphs.arrow} {row(after)}" for before, after in states]
+
+
+def plain(state: State) -> list[str]:
+    """One string per rank, every sum spelled out: for files, not for eyes.
+
+    >>> plain(((frozenset({(0, 0), (1, 0)}), None),) * 2)
+    ['A0+B0 .', 'A0+B0 .']
+    """
+    return [" ".join(cell_text(cell, len(row), ASCII, spelled=True) for cell in row) for row in state]

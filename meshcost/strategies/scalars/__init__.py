@@ -1,0 +1,1 @@
+"""Small calls that people forget: the gradient norm and the loss."""

@@ -1,0 +1,67 @@
+"""Small calls as the papers have them.
+
+Calls    all_reduce of 4 B over all ranks that hold different weights or gradients (the squared norm), once a step
+         all_reduce of 4 B over all ranks that saw different tokens (the mean loss), on the last stage, once a step
+Assumes  one number, summed over one group; whole weights are counted by one tensor rank
+Source   Pascanu et al. 2013 (clipping by the global norm)
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from sympy import Integer
+
+from meshcost.ledger import Event
+from meshcost.strategies.view import Stage, View
+
+if TYPE_CHECKING:
+    from meshcost.strategies.scalars.options import Scalars
+
+_FP32_BYTES = Integer(4)
+
+
+def events(scalars: "Scalars", view: View) -> Iterator[Event]:
+    """Yield the norm and the loss."""
+    everywhere = Stage(tuple(range(view.mesh.stages)), (), view.values)
+    if scalars.loss:
+        yield from _loss(view)
+    if scalars.gradient_norm:
+        sharded = view.setting.parallel["data"].strategy != "ddp"
+        dense = ("data", "context") if sharded else ()
+        yield from _norm(view, everywhere, ("tensor", *dense, "pipeline"), "the gradient norm")
+        if view.setting.experts_apart and any(kind.has_experts for kind in view.setting.model.kinds):
+            experts = ("expert_data",) if sharded else ()
+            axes = ("expert_tensor", "expert", *experts, "pipeline")
+            yield from _norm(view, everywhere, axes, "the gradient norm of the experts")
+
+
+def _norm(view: View, stage: Stage, axes: tuple[str, ...], what: str) -> Iterator[Event]:
+    yield from view.once(
+        "scalars",
+        "all_reduce",
+        axes,
+        stage,
+        "optimizer",
+        _FP32_BYTES,
+        f"add up the squares for {what}",
+        dtype="fp32",
+        order=(0,),
+    )
+
+
+def _loss(view: View) -> Iterator[Event]:
+    schedule = view.program.schedule
+    last = schedule.virtual_stages - 1
+    ranks = {schedule.host(last, 0), schedule.host(last, schedule.micro_batches - 1)}
+    stage = Stage(tuple(sorted(ranks)), (), view.values)
+    yield from view.once(
+        "scalars",
+        "all_reduce",
+        ("data", "context", "replicate"),
+        stage,
+        "backward",
+        _FP32_BYTES,
+        "mean loss of the step",
+        dtype="fp32",
+        order=(20,),
+    )
