@@ -21,7 +21,7 @@ from meshcost.formula import value
 from meshcost.ledger import OPERATIONS as CALLS
 from meshcost.symbols import S, n
 
-SIZES = range(2, 34)
+SIZES = (*range(2, 10), 16, 33)
 every_operation = pytest.mark.parametrize("op", OPERATIONS.values(), ids=OPERATIONS)
 
 
