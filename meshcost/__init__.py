@@ -1,5 +1,120 @@
 """meshcost: what a way of parallelising a model costs in communication.
 
 import meshcost as mc
-ledger = mc.analyze(mc.load("job.yaml"))
+
+ledger = mc.analyze(mc.load("job.yaml"))    # or mc.analyze("job.yaml")
+ledger                                      # the bill, in a terminal or in a notebook
+ledger.filter(op="all_gather").totals       # calls and exact bytes of the busiest rank
+
+Names are loaded when they are first used: importing meshcost costs next to nothing.
 """
+
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from meshcost.clusters import Cluster, read_cluster
+    from meshcost.collectives import ALGORITHMS, Algorithm
+    from meshcost.errors import (
+        FormulaError,
+        JobError,
+        LedgerError,
+        MeshcostError,
+        ModelError,
+        UnknownAlgorithm,
+    )
+    from meshcost.event import Event, Totals
+    from meshcost.job import Job, analyze, load, read_job
+    from meshcost.ledger import Difference, Ledger
+    from meshcost.mesh import Mesh
+    from meshcost.models import Model, freeze, lora, read_model
+    from meshcost.strategies import Strategy
+    from meshcost.unroll import Call
+
+    __version__: str
+
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "Call",
+    "Cluster",
+    "Difference",
+    "Event",
+    "FormulaError",
+    "Job",
+    "JobError",
+    "Ledger",
+    "LedgerError",
+    "Mesh",
+    "MeshcostError",
+    "Model",
+    "ModelError",
+    "Strategy",
+    "Totals",
+    "UnknownAlgorithm",
+    "__version__",
+    "analyze",
+    "freeze",
+    "load",
+    "lora",
+    "read_cluster",
+    "read_job",
+    "read_model",
+]
+
+#: Where each public name lives.
+_HOMES = MappingProxyType(
+    {
+        name: home
+        for home, names in {
+            "meshcost.clusters": ("Cluster", "read_cluster"),
+            "meshcost.collectives": ("ALGORITHMS", "Algorithm"),
+            "meshcost.errors": (
+                "FormulaError",
+                "JobError",
+                "LedgerError",
+                "MeshcostError",
+                "ModelError",
+                "UnknownAlgorithm",
+            ),
+            "meshcost.event": ("Event", "Totals"),
+            "meshcost.job": ("Job", "analyze", "load", "read_job"),
+            "meshcost.ledger": ("Difference", "Ledger"),
+            "meshcost.mesh": ("Mesh",),
+            "meshcost.models": ("Model", "freeze", "lora", "read_model"),
+            "meshcost.strategies": ("Strategy",),
+            "meshcost.unroll": ("Call",),
+        }.items()
+        for name in names
+    }
+)
+
+_SHELVES = ("clusters", "collectives", "errors", "models", "strategies", "testing")
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name, or one of the shelves, when it is first asked for."""
+    if name == "__version__":
+        found: object = _version()
+    elif name in _HOMES:
+        found = getattr(import_module(_HOMES[name]), name)
+    elif name in _SHELVES:
+        return import_module(f"meshcost.{name}")
+    else:
+        raise AttributeError(f"module 'meshcost' has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_SHELVES})
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("meshcost")
+    except PackageNotFoundError:  # a checkout that is not installed
+        return "0+unknown"

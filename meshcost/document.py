@@ -18,7 +18,7 @@ _DEEPEST = 40
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class _Document(_Loader):  # type: ignore[misc]
+class _Document(_Loader):
     """A safe loader that refuses anchors, repeated keys and deep nesting."""
 
     depth = 0
@@ -26,7 +26,9 @@ class _Document(_Loader):  # type: ignore[misc]
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            raise yaml.YAMLError(f"line {event.start_mark.line + 1}: anchors and aliases are not read; write it out")
+            raise yaml.YAMLError(
+                f"line {event.start_mark.line + 1}: anchors and aliases are not read; write it out"
+            )
         self.depth += 1
         if self.depth > _DEEPEST:
             raise yaml.YAMLError(f"line {event.start_mark.line + 1}: nested more than {_DEEPEST} deep")
@@ -64,7 +66,7 @@ def parse(text: str) -> Any:
     {'batch': {'sequence': 8}}
     """
     try:
-        return yaml.load(text, _Document)  # noqa: S506 - _Document is a safe loader
+        return yaml.load(text, _Document)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}: " if mark else ""
@@ -94,7 +96,9 @@ def _sentences(item: Any, known: Any) -> list[str]:
             return [f"{path}: {_shown(item['input'])} is not a mapping of fields."]
         case _:
             message = item["msg"][:1].lower() + item["msg"][1:]
-            return [f"{path}: {_shown(item['input'])} is not legal: {message.replace('input should', 'it has to')}."]
+            return [
+                f"{path}: {_shown(item['input'])} is not legal: {message.replace('input should', 'it has to')}."
+            ]
 
 
 def _unknown(path: str, location: tuple[Any, ...], known: Any) -> str:

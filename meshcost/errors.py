@@ -24,9 +24,7 @@ class MeshcostError(Exception):
 
     def __init__(self, problems: str | Iterable[str]) -> None:
         """Take one sentence or several; each says where, what, why and what would be legal."""
-        self.problems: tuple[str, ...] = (
-            (problems,) if isinstance(problems, str) else tuple(problems)
-        )
+        self.problems: tuple[str, ...] = (problems,) if isinstance(problems, str) else tuple(problems)
         super().__init__("\n".join(self.problems))
 
     def located(self, where: str) -> "MeshcostError":

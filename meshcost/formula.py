@@ -131,7 +131,7 @@ def free_symbols(expression: Expr) -> tuple[Symbol, ...]:
     >>> free_symbols(S * (n - 1) / n)
     (S, n)
     """
-    return tuple(sorted(expression.free_symbols, key=lambda symbol: str(symbol)))
+    return tuple(sorted(expression.free_symbols, key=str))
 
 
 class log2_ceiling(Function):  # noqa: N801 - a mathematical function, written as SymPy writes them
@@ -182,7 +182,9 @@ def _build(node: ast.AST) -> Expr:
             return ALPHABET[name]
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_build(operand)
-        case ast.BinOp(left=ast.Name() as base, op=ast.Pow(), right=ast.Constant(value=int() as power)) if power < 65:
+        case ast.BinOp(left=ast.Name() as base, op=ast.Pow(), right=ast.Constant(value=int() as power)) if (
+            power < 65
+        ):
             return _build(base) ** power
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             return _build(left) + _build(right)

@@ -1,15 +1,13 @@
 """A job: the YAML document that names a model, a layout and a batch, and the ledger that follows from it.
 
-    job.yaml -> Job -> Setting (what was asked) -> View (what each rank holds) -> Ledger -> prices
+job.yaml -> Job -> Setting (what was asked) -> View (what each rank holds) -> Ledger -> prices
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from importlib.metadata import entry_points
-from math import prod
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -21,51 +19,45 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     WithJsonSchema,
-    model_validator,
 )
 from pydantic_core import PydanticCustomError
-from sympy import Expr, Integer, Symbol
+from sympy import Expr, Integer
 
 from meshcost import document
 from meshcost import symbols as sym
 from meshcost.clusters import Cluster, read_cluster
 from meshcost.collectives import DEFAULTS, choose
 from meshcost.errors import JobError, MeshcostError
-from meshcost.ledger import Event, Ledger
+from meshcost.event import Event
+from meshcost.formula import Values
+from meshcost.layout import Parallel
+from meshcost.ledger import Ledger
 from meshcost.mesh import Mesh
 from meshcost.models import Model, freeze, lora, read_model
 from meshcost.price import Pricer
 from meshcost.program import Program
 from meshcost.schedule import Schedule
 from meshcost.strategies import (
-    STRATEGIES,
     Batch,
-    ContextParallel,
-    DataParallel,
-    ExpertParallel,
     Options,
-    PipelineParallel,
     Precision,
     Recompute,
     Scalars,
     Setting,
-    Strategy,
-    TensorParallel,
     View,
+    events,
 )
 from meshcost.strategies.expert.options import routed_experts
-from meshcost.strategies.setting import Count, Size
+from meshcost.strategies.setting import Size
 
-#: Bounds on a whole job: no file may ask for more work than a machine has.
-LARGEST_WORLD = 2**20
+#: No file may ask for more micro-batches than this.
 MOST_MICRO_BATCHES = 2**20
-
-ORDER = ("tensor", "context", "data", "pipeline")
-ENTRY_POINTS = "meshcost.strategies"
 
 
 def _refuse(error: MeshcostError) -> PydanticCustomError:
-    return PydanticCustomError("problems", "{first}", {"first": error.problems[0], "problems": list(error.problems)})
+    return PydanticCustomError(
+        "problems", "{first}", {"first": error.problems[0], "problems": list(error.problems)}
+    )
 
 
 def _read_model(spec: Any, info: ValidationInfo) -> Model:
@@ -85,7 +77,7 @@ def _read_cluster(spec: Any) -> Any:
 
 
 def _check_algorithms(chosen: Mapping[str, str]) -> Mapping[str, str]:
-    problems = []
+    problems: list[str] = []
     for op, name in chosen.items():
         try:
             choose(op, name)
@@ -101,54 +93,6 @@ class Lora(Options):
 
     rank: Size
     targets: tuple[str, ...]
-
-
-class Parallel(BaseModel):
-    """A layout: one strategy for each axis, and the order of the axes in the rank number, innermost first."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    data: DataParallel = DataParallel()
-    tensor: TensorParallel = TensorParallel()
-    pipeline: PipelineParallel = PipelineParallel()
-    context: ContextParallel = ContextParallel()
-    expert: ExpertParallel = ExpertParallel()
-    order: tuple[str, ...] | None = None
-    pad_vocabulary: Size | None = None
-
-    @model_validator(mode="after")
-    def _plug_in(self) -> "Parallel":
-        """Read the options of strategies that other packages bring."""
-        extra = self.__pydantic_extra__ or {}
-        known = {point.name: point for point in entry_points(group=ENTRY_POINTS)} if extra else {}
-        for name, options in extra.items():
-            if name not in known:
-                raise ValidationError.from_exception_data(
-                    "Parallel", [{"type": "extra_forbidden", "loc": (name,), "input": options}]
-                )
-            extra[name] = known[name].load().model_validate(options)
-        return self
-
-    @property
-    def strategies(self) -> dict[str, Strategy]:
-        """Every axis with its strategy; plug-ins last."""
-        own = {axis: getattr(self, axis) for axis in STRATEGIES}
-        return own | {axis: s for axis, s in (self.__pydantic_extra__ or {}).items() if isinstance(s, Strategy)}
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        """All axes that multiply up to the world, innermost first."""
-        plugged = tuple(axis for axis in self.strategies if axis not in STRATEGIES)
-        return self.order if self.order is not None else (*ORDER[:-1], *plugged, ORDER[-1])
-
-    def problems(self) -> Iterator[str]:
-        """Say what is wrong with the order and the size of the whole."""
-        needed = sorted(axis for axis in self.strategies if axis != "expert")
-        if sorted(self.axes) != needed:
-            yield f"parallel.order: {list(self.axes)} has to name each of {', '.join(needed)} once."
-        world = prod(s.size for axis, s in self.strategies.items() if axis != "expert")
-        if world > LARGEST_WORLD:
-            yield f"parallel: {world} ranks are more than {LARGEST_WORLD}, the most that are computed."
 
 
 class Job(Options):
@@ -236,7 +180,7 @@ class Job(Options):
             found.extend(strategy.problems(setting))
         yield from found
         if not found and self.micro_batches > MOST_MICRO_BATCHES:
-            yield f"batch: {self.micro_batches} micro-batches are more than {MOST_MICRO_BATCHES}, the most that are computed."
+            yield f"batch: {self.micro_batches} micro-batches are more than {MOST_MICRO_BATCHES}, the most computed here."
 
     @property
     def micro_batches(self) -> int:
@@ -281,7 +225,7 @@ class Job(Options):
         return Program(schedule, tuple(units))
 
     @cached_property
-    def values(self) -> Mapping[Symbol, int]:
+    def values(self) -> Values:
         """The number of every symbol that holds for the whole job."""
         batch, mesh, precision, setting = self.batch, self.mesh, self.precision, self.setting
         sizes = {symbol: mesh.size(axis) for axis, symbol in _AXIS_SIZES.items()}
@@ -289,7 +233,7 @@ class Job(Options):
         return {
             **setting.model.dims,
             **sizes,
-            **{symbol: int(x) if x.denominator == 1 else x for symbol, x in types.items()},  # type: ignore[dict-item]
+            **{symbol: int(x) if x.denominator == 1 else x for symbol, x in types.items()},
             sym.s: batch.sequence,
             sym.b: batch.micro_batch,
             sym.B: batch.global_batch,
@@ -337,7 +281,9 @@ def known_fields(location: tuple[Any, ...]) -> list[str]:
     """
     model: Any = Job
     for part in location:
-        field = model.model_fields.get(part) if isinstance(model, type) and issubclass(model, BaseModel) else None
+        field = (
+            model.model_fields.get(part) if isinstance(model, type) and issubclass(model, BaseModel) else None
+        )
         if field is None:
             return []
         kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
@@ -386,9 +332,9 @@ def analyze(job: Job) -> Ledger:
     """
     view = View(job.setting, job.mesh, job.program, job.values)
     pricer = Pricer(job.mesh, job.algorithms)
-    writers: list[Any] = [*job.setting.parallel.values(), job.scalars]
-    events = (event for writer in writers for event in writer.events(view))
-    priced = tuple(pricer.price(event, _ranks(event, view)) for event in events)
+    strategies = (*job.setting.parallel.values(), job.scalars)
+    written = (event for strategy in strategies for event in events(strategy, view, job.framework))
+    priced = tuple(pricer.price(event, _ranks(event, view)) for event in written)
     return Ledger(priced, job.mesh, job.program, about=_about(job))
 
 
@@ -406,5 +352,5 @@ def _about(job: Job) -> dict[str, Any]:
         "micro_batch": job.batch.micro_batch,
         "global_batch": job.batch.global_batch,
         "micro_batches": job.micro_batches,
-        "cluster": job.cluster.name,
+        "cluster": job.cluster.name if "cluster" in job.model_fields_set else None,
     }

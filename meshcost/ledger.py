@@ -1,168 +1,26 @@
 """The ledger: what one training step calls, how often, on how much, by whom and why.
 
-An **Event** is one kind of call: its operation, its group, a symbolic payload and a symbolic count. A **Ledger** is all
-events of a step with the mesh they run on. ``Ledger.calls(rank)`` unrolls it into the exact calls that a rank makes.
-A ledger knows nothing of how bytes move: that is a **Price**, which an algorithm of the collectives shelf puts on it.
+A **Ledger** is all events of a step with the mesh they run on. ``Ledger.calls(rank)`` unrolls it into the exact calls
+that a rank makes. A ledger knows nothing of how bytes move: the prices of its events say that.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
-
-from sympy import Expr, Symbol
+from typing import TYPE_CHECKING, Any
 
 from meshcost.errors import LedgerError
-from meshcost.formula import bind, pretty
-from meshcost.mesh import Mesh
+from meshcost.event import OPERATIONS, PHASES, Event, Phase, Price, Run, Site, Totals
+from meshcost.formula import pretty
+from meshcost.mesh import Group, Mesh
 from meshcost.program import Program
+from meshcost.unroll import Call, Unroller, group_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Phase = Literal["forward", "backward", "optimizer"]
-PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
-OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send", "recv")
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """Where in a step an event happens.
-
-    ``unit`` is ``embedding``, a kind of block, ``head``, ``boundary`` (between two stages), ``micro_batch`` (after its
-    last backward) or ``step`` (once, after the last micro-batch). ``order`` sorts the events of one unit within one phase. ``repeat`` calls follow each other.
-    ``micro_batches`` says whether it happens for each of them, or only in the first or last pass of its unit.
-    """
-
-    unit: str
-    order: tuple[int, ...] = ()
-    repeat: int = 1
-    micro_batches: Literal["every", "first", "last"] = "every"
-
-
-@dataclass(frozen=True, slots=True)
-class Price:
-    """What an event costs under one algorithm: bytes on the wire for one call, by the busiest rank.
-
-    ``sent`` and ``received`` are the closed forms for all calls of the event. ``intra_node`` and ``inter_node`` split the
-    sent bytes of the rank that sends the most between nodes. ``by_position`` holds (sent, received) for each position in
-    the group, where they differ; it is empty where all ranks of a group send alike.
-    """
-
-    algorithm: str
-    sent: Expr
-    received: Expr
-    sent_bytes: int
-    received_bytes: int
-    intra_node_bytes: int
-    inter_node_bytes: int
-    by_position: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(frozen=True)
-class Event:
-    """One kind of call.
-
-    ``payload`` is the whole logical buffer of one call in bytes, ``count`` the calls of one rank in one step; ``values``
-    gives every symbol its number. ``axes`` name the group, ``stages`` the pipeline stages whose ranks make the call.
-    ``pairs`` restricts a group along the pipeline axis to some stages; ``shift`` is the distance to the peer of a
-    ``send`` within its group.
-    """
-
-    strategy: str
-    op: str
-    axes: tuple[str, ...]
-    group_size: int
-    phase: Phase
-    why: str
-    dtype: str
-    payload: Expr
-    count: Expr
-    values: Mapping[Symbol, int] = field(repr=False, compare=False)
-    stages: tuple[int, ...] = (0,)
-    site: Site = Site("step")
-    item_bytes: int = 1
-    pairs: tuple[tuple[int, ...], ...] = ()
-    shift: int = 0
-    price: Price | None = None
-
-    @cached_property
-    def payload_bytes(self) -> int:
-        """Bytes of one call."""
-        return bind(self.payload, self.values)
-
-    @cached_property
-    def calls(self) -> int:
-        """Calls of one rank in one step."""
-        return bind(self.count, self.values)
-
-    def chunk(self, position: int) -> int:
-        """Bytes of the part of the payload that belongs to one position of the group: balanced, whole elements."""
-        elements, size = self.payload_bytes // self.item_bytes, self.group_size
-        return (elements // size + (position < elements % size)) * self.item_bytes
-
-    @property
-    def priced(self) -> Price:
-        """The price; raises LedgerError if no algorithm has put one on this event."""
-        if self.price is None:
-            raise LedgerError(f"{self.strategy} {self.op} has no price: use meshcost.analyze, which adds one.")
-        return self.price
-
-    @cached_property
-    def totals(self) -> "Totals":
-        """All calls of this event by its busiest rank."""
-        price, calls = self.price, self.calls
-        if price is None:
-            return Totals(calls, calls * self.payload_bytes)
-        return Totals(
-            calls,
-            calls * self.payload_bytes,
-            calls * price.sent_bytes,
-            calls * price.received_bytes,
-            calls * price.intra_node_bytes,
-            calls * price.inter_node_bytes,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Sums over events: calls, and bytes of payload, sent, received, sent inside a node and sent between nodes.
-
-    >>> Totals(1, 10) + Totals(2, 5)
-    Totals(calls=3, payload_bytes=15, sent_bytes=0, received_bytes=0, intra_node_bytes=0, inter_node_bytes=0)
-    """
-
-    calls: int = 0
-    payload_bytes: int = 0
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    intra_node_bytes: int = 0
-    inter_node_bytes: int = 0
-
-    def __add__(self, other: "Totals") -> "Totals":
-        """Add field by field."""
-        return Totals(*(getattr(self, name) + getattr(other, name) for name in Totals.__slots__))
-
-    def as_dict(self) -> dict[str, int]:
-        """Name every sum, as JSON has it."""
-        return {name: getattr(self, name) for name in Totals.__slots__}
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call that one rank makes: what it puts in, what it gets out, with whom."""
-
-    op: str
-    ranks: tuple[int, ...]
-    in_bytes: int
-    out_bytes: int
-    dtype: str
-    phase: Phase
-    strategy: str
-    why: str
-    unit: str
-    micro_batch: int | None = None
+__all__ = ["OPERATIONS", "PHASES", "Call", "Difference", "Event", "Ledger", "Phase", "Price", "Run", "Site", "Totals"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +33,8 @@ class Difference:
     phase: Phase
     dtype: str
     payload_bytes: int
-    calls: int
-    other_calls: int
+    calls: int = 0
+    other_calls: int = 0
 
 
 _KEYS: Mapping[str, Callable[[Event], str]] = {
@@ -223,11 +81,14 @@ class Ledger:
         """
         for name in fields:
             if name not in Event.__dataclass_fields__:
-                raise LedgerError(f"events have no field {name!r}: choose from {', '.join(Event.__dataclass_fields__)}.")
+                raise LedgerError(
+                    f"events have no field {name!r}: choose from {', '.join(Event.__dataclass_fields__)}."
+                )
         chosen = (
             event
             for event in self.events
-            if all(getattr(event, name) == value for name, value in fields.items()) and (keep is None or keep(event))
+            if all(getattr(event, name) == value for name, value in fields.items())
+            and (keep is None or keep(event))
         )
         return replace(self, events=tuple(chosen))
 
@@ -279,45 +140,41 @@ class Ledger:
         sums = Totals()
         for event in self.at_stage(self.mesh.stage(rank)):
             price = event.price
-            if price is None or not price.by_position:
+            if price is None or not price.runs:
                 sums += event.totals
                 continue
-            sent, received = price.by_position[self.group_of(event, rank).index(rank)]
+            sent, received = price.at(self.group_of(event, rank).index(rank))
             calls = event.calls
             sums += Totals(calls, calls * event.payload_bytes, calls * sent, calls * received)
         return sums
 
-    def group_of(self, event: Event, rank: int) -> tuple[int, ...]:
+    def group_of(self, event: Event, rank: int) -> Group:
         """Ranks of the group in which ``rank`` makes this call."""
-        members = self.mesh.group(rank, event.axes)
-        if not event.pairs:
-            return members
-        stage = self.mesh.stage(rank)
-        together = next(pair for pair in event.pairs if stage in pair)
-        return tuple(member for member in members if self.mesh.stage(member) in together)
+        return group_of(event, self.mesh, rank)
 
     def calls(self, rank: int) -> Iterator[Call]:
         """Unroll the ledger into the calls that one rank makes, in order. Raises LedgerError for an unknown rank."""
         self.mesh.check(rank)
-        yield from _Unroller(self, rank).calls()
+        yield from Unroller(self.events, self.mesh, self.program, rank).calls()
 
     def compare(self, other: "Ledger") -> tuple[Difference, ...]:
         """List the kinds of call that the two ledgers make a different number of times; empty if they agree."""
         mine, theirs = _census(self), _census(other)
         return tuple(
-            Difference(*key, calls=mine.get(key, 0), other_calls=theirs.get(key, 0))
-            for key in {**mine, **theirs}
-            if mine.get(key, 0) != theirs.get(key, 0)
+            replace(kind, calls=mine.get(kind, 0), other_calls=theirs.get(kind, 0))
+            for kind in {**mine, **theirs}
+            if mine.get(kind, 0) != theirs.get(kind, 0)
         )
 
     def to_dict(self) -> dict[str, Any]:
         """The whole ledger as JSON values; ``from_dict`` reads it back to an equal ledger."""
-        return import_module("meshcost.ledger_json").to_dict(self)  # type: ignore[no-any-return]
+        return dict(import_module("meshcost.ledger_json").to_dict(self))
 
     @classmethod
     def from_dict(cls, data: Any) -> "Ledger":
         """Read what ``to_dict`` wrote. Raises LedgerError for anything else."""
-        return import_module("meshcost.ledger_json").from_dict(data)  # type: ignore[no-any-return]
+        ledger: Ledger = import_module("meshcost.ledger_json").from_dict(data)
+        return ledger
 
     def to_pandas(self) -> "pd.DataFrame":
         """One row for each event. Raises LedgerError with the command to type if pandas is not installed."""
@@ -335,11 +192,12 @@ class Ledger:
         return str(import_module("meshcost.report.html").bill(self))
 
 
-def _census(ledger: Ledger) -> dict[tuple[Any, ...], int]:
-    counts: dict[tuple[Any, ...], int] = {}
+def _census(ledger: Ledger) -> dict[Difference, int]:
+    """Count calls of all stages by kind."""
+    counts: dict[Difference, int] = {}
     for event in ledger:
-        key = (event.strategy, event.op, event.axes, event.phase, event.dtype, event.payload_bytes)
-        counts[key] = counts.get(key, 0) + event.calls * len(event.stages)
+        kind = Difference(event.strategy, event.op, event.axes, event.phase, event.dtype, event.payload_bytes)
+        counts[kind] = counts.get(kind, 0) + event.calls * len(event.stages)
     return counts
 
 
@@ -357,46 +215,7 @@ def _row(event: Event) -> dict[str, Any]:
         "payload_bytes": event.payload_bytes,
     }
     sums = event.totals.as_dict()
-    row |= {name: sums[name] for name in ("sent_bytes", "received_bytes", "intra_node_bytes", "inter_node_bytes")}
+    row |= {
+        name: sums[name] for name in ("sent_bytes", "received_bytes", "intra_node_bytes", "inter_node_bytes")
+    }
     return row | {"payload": pretty(event.payload), "calls": pretty(event.count)}
-
-
-class _Unroller:
-    """Walks through the program of one rank and emits the calls of the events it passes."""
-
-    def __init__(self, ledger: Ledger, rank: int) -> None:
-        self.ledger, self.rank = ledger, rank
-        self.stage = ledger.mesh.stage(rank)
-        self.sites: dict[tuple[str, str], list[Event]] = {}
-        for event in ledger.at_stage(self.stage):
-            self.sites.setdefault((event.site.unit, event.phase), []).append(event)
-        for events in self.sites.values():
-            events.sort(key=lambda event: event.site.order)
-
-    def calls(self) -> Iterator[Call]:
-        for part in self.ledger.program.walk(self.stage):
-            for event in self.sites.get((part.unit, part.phase), ()):
-                if part.allows(event.op, event.site.micro_batches, event.shift):
-                    call = self._call(event, part.label, part.micro_batch, part.peer_stage)
-                    yield from (call for _ in range(event.site.repeat))
-        for phase in PHASES:
-            for event in self.sites.get(("step", phase), ()):
-                yield self._call(event, "step", None, None)
-
-    def _call(self, event: Event, unit: str, micro_batch: int | None, peer_stage: int | None) -> Call:
-        group = self.ledger.group_of(event, self.rank)
-        position = group.index(self.rank)
-        into, out = event.payload_bytes, event.payload_bytes
-        ranks = group
-        if event.op == "all_gather":
-            into = event.chunk(position)
-        elif event.op == "reduce_scatter":
-            out = event.chunk(position)
-        elif event.op in ("send", "recv"):
-            shift = event.shift if event.op == "send" else -event.shift
-            peer = group[(position + shift) % len(group)] if peer_stage is None else group[peer_stage]
-            ranks = (self.rank, peer) if event.op == "send" else (peer, self.rank)
-            into, out = (into, 0) if event.op == "send" else (0, out)
-        return Call(
-            event.op, ranks, into, out, event.dtype, event.phase, event.strategy, event.why, unit, micro_batch
-        )

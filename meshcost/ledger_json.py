@@ -11,8 +11,9 @@ from sympy import Symbol
 
 from meshcost import document
 from meshcost.errors import FormulaError, LedgerError
+from meshcost.event import Event, Phase, Price, Site
 from meshcost.formula import parse, pretty
-from meshcost.ledger import Event, Ledger, Phase, Price, Site
+from meshcost.ledger import Ledger
 from meshcost.mesh import EXPERT_AXES, Mesh
 from meshcost.program import Program
 from meshcost.schedule import PLACEMENT, Schedule
@@ -70,7 +71,7 @@ class _Event(_Record):
     formula: _Formula
     values: dict[str, int | str]
     one_call: _OneCall
-    by_position: tuple[tuple[Natural, Natural], ...] = ()
+    runs: tuple[tuple[Natural, Natural, Natural], ...] = ()
     site: _Site
     item_bytes: Positive
     pairs: tuple[tuple[Natural, ...], ...] = ()
@@ -120,7 +121,9 @@ def to_dict(ledger: Ledger) -> dict[str, Any]:
             "gpus_per_node": ledger.mesh.gpus_per_node,
         },
         "program": {
-            "schedule": {name: getattr(schedule, name) for name in ("name", "ranks", "chunks", "micro_batches")},
+            "schedule": {
+                name: getattr(schedule, name) for name in ("name", "ranks", "chunks", "micro_batches")
+            },
             "units": [[list(run) for run in units] for units in ledger.program.units],
         },
     }
@@ -162,7 +165,7 @@ def _event(event: Event) -> dict[str, Any]:
             name: getattr(price, name)
             for name in ("sent_bytes", "received_bytes", "intra_node_bytes", "inter_node_bytes")
         },
-        "by_position": [list(both) for both in price.by_position],
+        "runs": [list(run) for run in price.runs],
         "site": {
             "unit": event.site.unit,
             "order": list(event.site.order),
@@ -213,7 +216,7 @@ def _build_event(record: _Event) -> Event:
         algorithm=record.algorithm,
         sent=parse(record.formula.sent),
         received=parse(record.formula.received),
-        by_position=record.by_position,
+        runs=record.runs,
         **record.one_call.model_dump(),
     )
     return Event(

@@ -5,26 +5,24 @@ ranks are factored a second time for experts: expert_tensor innermost, then expe
 (expert_data). Expert parallelism is carved out of the stage, it is not one more factor of the world.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from itertools import product
 from math import prod
-from typing import TYPE_CHECKING
 
 from meshcost.errors import LedgerError
 
-if TYPE_CHECKING:
-    import numpy as np
-
 #: The second factoring of a stage, innermost first.
 EXPERT_AXES = ("expert_tensor", "expert", "expert_data", "expert_replicate")
+
+Group = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Mesh:
     """Axes with their sizes, innermost first, and how many ranks share a node.
 
-    ``expert`` factors the ranks of one stage a second time; it is empty where no experts are split.
+    ``expert`` factors the ranks of one stage a second time; it is None where no experts are split.
 
     >>> mesh = Mesh({"tensor": 2, "data": 4}, gpus_per_node=4)
     >>> mesh.world_size, mesh.group(5, ("data",)), mesh.coordinates(5)
@@ -53,78 +51,128 @@ class Mesh:
         """
         return prod(self.axes.get(axis, (self.expert or {}).get(axis, 1)) for axis in axes)
 
-    def coordinates(self, rank: int) -> dict[str, int]:
-        """Say where a rank sits on every axis. Raises LedgerError for a rank outside the world."""
-        self.check(rank)
-        place = self._unravel(rank, self.axes)
-        if self.expert:
-            place |= self._unravel(self._index_in_stage(place), self.expert)
-        return place
-
     def check(self, rank: int) -> None:
         """Raise LedgerError unless the rank exists."""
         if not 0 <= rank < self.world_size:
             raise LedgerError(f"rank {rank} does not exist: choose 0 to {self.world_size - 1}.")
 
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Say where a rank sits on every axis. Raises LedgerError for a rank outside the world."""
+        self.check(rank)
+        place = _unravel(rank, self.axes)
+        return place | _unravel(_ravel(place, self._in_stage), self.expert) if self.expert else place
+
     def stage(self, rank: int) -> int:
         """Pipeline stage of a rank."""
         return self.coordinates(rank).get("pipeline", 0)
 
-    def stage_of(self, ranks: "np.ndarray") -> "np.ndarray":
-        """Pipeline stage of each of many ranks."""
-        if "pipeline" not in self.axes:
-            return ranks * 0
-        names = tuple(self.axes)
-        inner = self.size(*names[: names.index("pipeline")])
-        return ranks // inner % self.stages
-
-    def group(self, rank: int, axes: Iterable[str]) -> tuple[int, ...]:
+    def group(self, rank: int, axes: Iterable[str]) -> Group:
         """List, in ascending order, the ranks that differ from ``rank`` only along ``axes``."""
-        self.check(rank)
-        table = self.groups(tuple(axes))
-        row = int((table == rank).any(axis=1).argmax())
-        return tuple(int(member) for member in table[row])
+        place, along = self.coordinates(rank), tuple(axes)
+        sizes = self._factors(along)
+        fixed = {
+            axis: (coordinate,) for axis, coordinate in place.items() if axis in sizes and axis not in along
+        }
+        return self._members(sizes, fixed)
 
-    def groups(self, axes: tuple[str, ...]) -> "np.ndarray":
-        """All groups along ``axes``: one row of ascending ranks for each group, shape [groups, members]."""
-        if axes not in self._groups:
-            self._groups[axes] = self._build(axes)
-        return self._groups[axes]
+    def groups(self, axes: tuple[str, ...]) -> Iterator[Group]:
+        """Yield all groups along ``axes``, each with its ranks in ascending order."""
+        sizes = self._factors(axes)
+        others = [axis for axis in sizes if axis not in axes]
+        for place in product(*(range(sizes[axis]) for axis in others)):
+            yield self._members(sizes, {axis: (at,) for axis, at in zip(others, place, strict=True)})
 
-    @cached_property
-    def _groups(self) -> "dict[tuple[str, ...], np.ndarray]":
-        return {}
+    def samples(self, axes: tuple[str, ...], stages: Iterable[int]) -> list[Group]:
+        """Some groups of these stages, at least one for each way in which groups along ``axes`` can lie on nodes.
 
-    def _build(self, axes: tuple[str, ...]) -> "np.ndarray":
-        import numpy as np
+        Two groups whose first ranks have the same place within their node cross nodes alike, because all groups of the
+        same axes have the same shape. So the places are enumerated, not the groups.
+        """
+        strides = self._strides(axes)
+        if strides is None:
+            wanted = set(stages)
+            return [
+                group for group in self.groups(axes) if "pipeline" in axes or self.stage(group[0]) in wanted
+            ]
+        sizes = self._factors(axes)
+        span = [range(0, sizes[axis] * strides[axis], strides[axis]) for axis in axes if axis in sizes]
+        offsets = sorted(sum(steps) for steps in product(*span))
+        starts = self._starts(strides, sizes, axes, stages)
+        return [tuple(start + offset for offset in offsets) for start in starts]
 
-        names, grid = self._grid(np.arange(self.world_size), experts=any(x in EXPERT_AXES for x in axes))
-        kept = [i for i, name in enumerate(names) if name not in axes]
-        moved = [i for i, name in enumerate(names) if name in axes]
-        rows = grid.transpose(kept + moved).reshape(-1, prod(grid.shape[i] for i in moved))
-        return np.sort(rows, axis=1)
+    def _starts(
+        self,
+        strides: Mapping[str, int],
+        sizes: Mapping[str, int],
+        axes: tuple[str, ...],
+        stages: Iterable[int],
+    ) -> list[int]:
+        """Places within a node at which groups start."""
+        node, starts = self.gpus_per_node, {0}
+        for axis in (axis for axis in sizes if axis not in axes):
+            places = list(stages) if axis == "pipeline" else range(min(sizes[axis], node))
+            steps = {place * strides[axis] % node for place in places}
+            starts = {(start + step) % node for start in starts for step in steps}
+        return sorted(starts)
 
-    def _grid(self, ranks: "np.ndarray", *, experts: bool) -> "tuple[list[str], np.ndarray]":
-        names = list(reversed(tuple(self.axes)))
-        grid = ranks.reshape([self.axes[name] for name in names])
-        if not experts or not self.expert:
-            return names, grid
-        if "pipeline" in names:
-            grid = grid.transpose([names.index("pipeline"), *(i for i, x in enumerate(names) if x != "pipeline")])
-        inner = list(reversed(tuple(self.expert)))
-        return ["pipeline", *inner], grid.reshape([self.stages, *(self.expert[name] for name in inner)])
+    # -- the two factorings ------------------------------------------------------------------------------------------
 
-    def _index_in_stage(self, place: Mapping[str, int]) -> int:
-        index, stride = 0, 1
-        for axis, size in self.axes.items():
-            if axis != "pipeline":
-                index += place[axis] * stride
-                stride *= size
-        return index
+    @property
+    def _in_stage(self) -> dict[str, int]:
+        return {axis: size for axis, size in self.axes.items() if axis != "pipeline"}
 
-    @staticmethod
-    def _unravel(index: int, sizes: Mapping[str, int]) -> dict[str, int]:
-        place = {}
-        for axis, size in sizes.items():
-            index, place[axis] = divmod(index, size)
-        return place
+    def _factors(self, axes: tuple[str, ...]) -> Mapping[str, int]:
+        """The factoring in which ``axes`` live: the axes of the mesh, or those of experts with the stages outermost."""
+        if self.expert and any(axis in EXPERT_AXES for axis in axes):
+            return {**self.expert, "pipeline": self.stages}
+        return self.axes
+
+    def _strides(self, axes: tuple[str, ...]) -> dict[str, int] | None:
+        """Ranks from one place on an axis to the next; None where experts are not evenly spaced in the rank number."""
+        strides = dict(zip(self.axes, _strides(self.axes), strict=True))
+        sizes = self._factors(axes)
+        if sizes is self.axes:
+            return strides
+        names = tuple(self.axes)
+        at_an_end = self.stages == 1 or "pipeline" in (names[0], names[-1])
+        if not at_an_end:
+            return None
+        unit = self.stages if names[0] == "pipeline" else 1
+        inner = dict(zip(sizes, (unit * stride for stride in _strides(sizes)), strict=True))
+        return inner | {"pipeline": strides.get("pipeline", 0)}
+
+    def _members(self, sizes: Mapping[str, int], fixed: Mapping[str, tuple[int, ...]]) -> Group:
+        span = [fixed.get(axis, range(size)) for axis, size in sizes.items()]
+        places = (dict(zip(sizes, place, strict=True)) for place in product(*span))
+        if sizes is self.axes:
+            return tuple(sorted(_ravel(place, sizes) for place in places))
+        return tuple(sorted(self._rank_of(place) for place in places))
+
+    def _rank_of(self, place: Mapping[str, int]) -> int:
+        """Rank at a place on the expert axes of a stage."""
+        assert self.expert is not None
+        inside = _unravel(_ravel(place, self.expert), self._in_stage)
+        return _ravel({**inside, "pipeline": place["pipeline"]}, self.axes)
+
+
+def _strides(sizes: Mapping[str, int]) -> list[int]:
+    strides, stride = [], 1
+    for size in sizes.values():
+        strides.append(stride)
+        stride *= size
+    return strides
+
+
+def _ravel(place: Mapping[str, int], sizes: Mapping[str, int]) -> int:
+    index, stride = 0, 1
+    for axis, size in sizes.items():
+        index += place[axis] * stride
+        stride *= size
+    return index
+
+
+def _unravel(index: int, sizes: Mapping[str, int]) -> dict[str, int]:
+    place = {}
+    for axis, size in sizes.items():
+        index, place[axis] = divmod(index, size)
+    return place

@@ -4,20 +4,18 @@ This is where the ledger, the mesh and the collectives shelf meet. Which bytes c
 ranks: rank i sits in node i // gpus_per_node, and an algorithm says to whom each position of a group sends.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from sympy import Expr
 
 from meshcost import symbols as sym
 from meshcost.collectives import Algorithm, choose
+from meshcost.event import Event, Price, Run
 from meshcost.formula import bind
-from meshcost.ledger import Event, Price
 from meshcost.mesh import Mesh
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 class Split(NamedTuple):
@@ -34,6 +32,7 @@ class Pricer:
     mesh: Mesh
     algorithms: Mapping[str, str] = field(default_factory=dict)
     _splits: dict[tuple[object, ...], Split] = field(default_factory=dict)
+    _formulas: dict[tuple[Expr, Expr, Expr], Expr] = field(default_factory=dict)
 
     def price(self, event: Event, ranks: Expr) -> Event:
         """Return the event with its price; ``ranks`` is the size of its group as a formula."""
@@ -45,18 +44,24 @@ class Pricer:
         sent_bytes = bind(sent, numbers)
         split = self._split(event, algorithm)
         between = sent_bytes * split.between // split.total if split.total else 0
-        symbols = {sym.S: event.payload, sym.n: ranks}
         price = Price(
             algorithm=algorithm.name,
-            sent=event.count * sent.xreplace(symbols),
-            received=event.count * received.xreplace(symbols),
+            sent=event.count * self._formula(sent, event.payload, ranks),
+            received=event.count * self._formula(received, event.payload, ranks),
             sent_bytes=sent_bytes,
             received_bytes=bind(received, numbers),
             intra_node_bytes=sent_bytes - between,
             inter_node_bytes=between,
-            by_position=_by_position(event, algorithm, even=even),
+            runs=_runs(event, algorithm, even=even),
         )
         return replace(event, price=price)
+
+    def _formula(self, form: Expr, payload: Expr, ranks: Expr) -> Expr:
+        """Put a payload and a group into a closed form; many events share both."""
+        key = (form, payload, ranks)
+        if key not in self._formulas:
+            self._formulas[key] = form.xreplace({sym.S: payload, sym.n: ranks})
+        return self._formulas[key]
 
     def _split(self, event: Event, algorithm: Algorithm) -> Split:
         pattern = algorithm.pattern(event.op, event.group_size)
@@ -66,62 +71,69 @@ class Pricer:
             if pattern == "all":
                 self._splits[key] = _to_all(nodes)
             elif pattern == "next":
-                self._splits[key] = self._to_next(event, nodes)
+                self._splits[key] = _to_next(event, nodes)
             else:
                 self._splits[key] = _along(pattern, nodes)
         return self._splits[key]
 
-    def _nodes(self, event: Event) -> "np.ndarray":
-        """Node of each member of each group in which the event happens, shape [groups, members]."""
-        import numpy as np
-
-        groups = self.mesh.groups(event.axes)
-        nodes = groups // self.mesh.gpus_per_node
-        if event.pairs:
-            return np.concatenate([nodes[:, list(pair)] for pair in event.pairs])
-        if "pipeline" in event.axes or self.mesh.stages == 1:
-            return nodes
-        here = np.isin(self.mesh.stage_of(groups[:, 0]), event.stages)
-        return nodes[here]
-
-    def _to_next(self, event: Event, nodes: "np.ndarray") -> Split:
-        import numpy as np
-
-        crosses = nodes != np.roll(nodes, -(event.shift or 1), axis=1)
-        if event.op in ("send", "recv") and event.axes == ("pipeline",):
-            crosses = crosses[:, list(event.stages)]
-        return Split(int(crosses.any()), 1)
+    def _nodes(self, event: Event) -> list[list[int]]:
+        """Node of each member, for groups that stand for all in which the event happens."""
+        groups = self.mesh.samples(event.axes, event.stages)
+        nodes = [[rank // self.mesh.gpus_per_node for rank in group] for group in groups]
+        return (
+            [[row[stage] for stage in pair] for row in nodes for pair in event.pairs]
+            if event.pairs
+            else nodes
+        )
 
 
-def _to_all(nodes: "np.ndarray") -> Split:
+def _to_next(event: Event, nodes: list[list[int]]) -> Split:
+    """A rank that sends to the next one sends either everything between nodes, or nothing."""
+    shift, members = event.shift or 1, event.group_size
+    one_way = event.op in ("send", "recv") and event.axes == ("pipeline",)
+    senders = event.stages if one_way else range(members)
+    crosses = any(row[at] != row[(at + shift) % members] for row in nodes for at in senders)
+    return Split(int(crosses), 1)
+
+
+def _to_all(nodes: list[list[int]]) -> Split:
     """A rank with the fewest neighbours in its own node sends the most between nodes."""
-    import numpy as np
-
-    groups, members = nodes.shape
-    labels = nodes + np.arange(groups)[:, None] * (int(nodes.max()) + 1)
-    fewest = int(np.unique(labels, return_counts=True)[1].min())
+    members = len(nodes[0])
+    fewest = min(min(Counter(row).values()) for row in nodes)
     return Split(members - fewest, members - 1)
 
 
-def _along(edges: tuple[tuple[int, int], ...], nodes: "np.ndarray") -> Split:
+def _along(edges: tuple[tuple[int, int], ...], nodes: list[list[int]]) -> Split:
     """Of the ranks that send the most messages, one that sends the most of them between nodes."""
-    import numpy as np
+    most = max(Counter(source for source, _ in edges).values(), default=0)
+    between = 0
+    for row in nodes:
+        sent, crossing = Counter[int](), Counter[int]()
+        for source, target in edges:
+            sent[source] += 1
+            crossing[source] += row[source] != row[target]
+        between = max(between, *(crossing[source] for source in sent if sent[source] == most))
+    return Split(between, most)
 
-    if not edges:
-        return Split(0, 0)
-    source, target = np.array(edges).T
-    sent = np.bincount(source, minlength=nodes.shape[1])
-    crosses = (nodes[:, source] != nodes[:, target]).astype(int)
-    between = np.zeros(nodes.shape, dtype=int)
-    np.add.at(between, (slice(None), source), crosses)
-    return Split(int(between[:, sent == sent.max()].max()), int(sent.max()))
 
+def _runs(event: Event, algorithm: Algorithm, *, even: bool) -> tuple[Run, ...]:
+    """Runs of positions that send and receive alike; empty where all do.
 
-def _by_position(event: Event, algorithm: Algorithm, *, even: bool) -> tuple[tuple[int, int], ...]:
-    if event.op in ("send", "recv"):
+    Chunks differ in size at one place only, so far from that place and from both ends neighbours are alike.
+    """
+    op, size = event.op, event.group_size
+    if op in ("send", "recv"):
         return ()
-    if (even or not algorithm.splits(event.op)) and isinstance(algorithm.pattern(event.op, event.group_size), str):
+    if (even or not algorithm.splits(op)) and isinstance(algorithm.pattern(op, size), str):
         return ()
     elements = event.payload_bytes // event.item_bytes
-    positions = algorithm.by_position(event.op, event.group_size, elements)
-    return tuple((sent * event.item_bytes, received * event.item_bytes) for sent, received in positions)
+    edge = elements % size
+    near = {at % size for place in (0, edge) for at in range(place - 3, place + 4)}
+    places = sorted(near) if algorithm.splits(op) else range(size)
+    runs: list[Run] = []
+    for at in places:
+        sent, received = (x * event.item_bytes for x in algorithm.position(op, at, size, elements))
+        if runs and runs[-1][1:] == (sent, received):
+            continue
+        runs.append((at, sent, received))
+    return tuple(runs)

@@ -25,8 +25,10 @@ class Part:
         """Whether an event with this operation, rule for micro-batches and distance to its peer happens here."""
         if self.ops is not None and ((op == "send") != (self.ops == "send") or shift != self.shift):
             return False
-        return micro_batches == "every" or (micro_batches == "first" and self.first) or (
-            micro_batches == "last" and self.last
+        return (
+            micro_batches == "every"
+            or (micro_batches == "first" and self.first)
+            or (micro_batches == "last" and self.last)
         )
 
 

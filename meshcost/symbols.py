@@ -4,9 +4,10 @@ Letters follow Narayanan et al. 2021 and Korthikanti et al. 2022 where those agr
 Two SymPy symbols of one name with different assumptions are unequal, so nobody else may create one.
 """
 
+from collections.abc import Mapping
 from types import MappingProxyType
 
-from sympy import Symbol
+from sympy import Expr, Symbol
 
 _MEANING: dict[Symbol, tuple[str, str]] = {}
 
@@ -74,6 +75,12 @@ b_c = _symbol("b_c", "bytes of one element returned by an expert (combine)", "B"
 S = _symbol("S", "payload: the whole logical buffer of one call", "B")
 
 ALPHABET = MappingProxyType({symbol.name: symbol for symbol in _MEANING})
+
+#: Symbols that follow from others. Formulas use them because they are short; whoever asks how a cost grows with an axis
+#: has to put these in first.
+DEFINITIONS: Mapping[Symbol, Expr] = MappingProxyType(
+    {m: B / (b * d * r), T: b * s / c, d_e: d * c * t / (e * t_e)}
+)
 
 
 def meaning(symbol: Symbol) -> str:

@@ -36,7 +36,11 @@ def clusters() -> tuple[str, ...]:
     >>> "h100-dgx" in clusters()
     True
     """
-    return tuple(sorted(entry.name.removesuffix(".yaml") for entry in _CATALOGUE.iterdir() if entry.name.endswith(".yaml")))
+    return tuple(
+        sorted(
+            entry.name.removesuffix(".yaml") for entry in _CATALOGUE.iterdir() if entry.name.endswith(".yaml")
+        )
+    )
 
 
 def read_cluster(spec: Any) -> Cluster:
@@ -51,5 +55,7 @@ def read_cluster(spec: Any) -> Cluster:
     if spec not in known:
         near = get_close_matches(spec, known, 1)
         hint = f" Did you mean {near[0]}?" if near else ""
-        raise JobError(f"{spec!r} is not in the catalogue. Choose {', '.join(known)}, or write gpus_per_node: 8.{hint}")
+        raise JobError(
+            f"{spec!r} is not in the catalogue. Choose {', '.join(known)}, or write gpus_per_node: 8.{hint}"
+        )
     return Cluster.model_validate(yaml.safe_load((_CATALOGUE / f"{spec}.yaml").read_text(encoding="utf-8")))

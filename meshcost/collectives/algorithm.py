@@ -31,7 +31,7 @@ class Form:
 class Algorithm(ABC):
     """One way to perform some operations.
 
-    ``forms`` states the cost where the buffer splits into n equal chunks; ``by_position`` counts elements rank by rank
+    ``forms`` states the cost where the buffer splits into n equal chunks; ``position`` counts elements rank by rank
     for any buffer, so that the two can be held against each other.
     """
 
@@ -40,8 +40,12 @@ class Algorithm(ABC):
     forms: ClassVar[Mapping[str, Form]]
 
     @abstractmethod
+    def position(self, op: str, at: int, ranks: int, elements: int) -> tuple[int, int]:
+        """Elements (sent, received) of one position in the group, for a buffer of ``elements``."""
+
     def by_position(self, op: str, ranks: int, elements: int) -> list[tuple[int, int]]:
-        """Elements (sent, received) of each position in the group, for a buffer of ``elements``."""
+        """Elements (sent, received) of each position in the group."""
+        return [self.position(op, at, ranks, elements) for at in range(ranks)]
 
     @abstractmethod
     def pattern(self, op: str, ranks: int) -> Pattern:
@@ -72,11 +76,11 @@ def largest_to_others(item: int) -> Expr:
     return (n - 1) * item * ceiling(S / (n * item))
 
 
-def chunks(elements: int, ranks: int) -> list[int]:
-    """Split a buffer as evenly as whole elements allow; the first chunks are the larger ones.
+def chunk(at: int, ranks: int, elements: int) -> int:
+    """Elements of one chunk, where a buffer is split as evenly as whole elements allow, larger chunks first.
 
-    >>> chunks(10, 4)
+    >>> [chunk(at, 4, 10) for at in range(4)]
     [3, 3, 2, 2]
     """
     size, larger = divmod(elements, ranks)
-    return [size + (i < larger) for i in range(ranks)]
+    return size + (at % ranks < larger)

@@ -4,7 +4,14 @@ from typing import ClassVar
 
 from sympy import Expr, Integer
 
-from meshcost.collectives.algorithm import Algorithm, Form, Pattern, all_but_smallest, chunks, largest_to_others
+from meshcost.collectives.algorithm import (
+    Algorithm,
+    Form,
+    Pattern,
+    all_but_smallest,
+    chunk,
+    largest_to_others,
+)
 from meshcost.symbols import S, n
 
 _ONE = Integer(1)
@@ -31,22 +38,22 @@ class Direct(Algorithm):
         "recv": Form(Integer(0), S, S, _ONE),
     }
 
-    def by_position(self, op: str, ranks: int, elements: int) -> list[tuple[int, int]]:
+    def position(self, op: str, at: int, ranks: int, elements: int) -> tuple[int, int]:
         """Count messages pair by pair; position 0 is the root of a broadcast or reduce."""
-        parts, others = chunks(elements, ranks), ranks - 1
+        own, others = chunk(at, ranks, elements), ranks - 1
         match op:
             case "send" | "recv":
-                return [(elements * (op == "send"), elements * (op == "recv"))] * ranks
+                return elements * (op == "send"), elements * (op == "recv")
             case "all_reduce":
-                return [(elements * others, elements * others)] * ranks
+                return elements * others, elements * others
             case "broadcast":
-                return [(elements * others, 0), *[(0, elements)] * others]
+                return (elements * others, 0) if at == 0 else (0, elements)
             case "reduce":
-                return [(0, elements * others), *[(elements, 0)] * others]
+                return (0, elements * others) if at == 0 else (elements, 0)
             case "all_gather":
-                return [(part * others, elements - part) for part in parts]
+                return own * others, elements - own
             case _:
-                return [(elements - part, part * others) for part in parts]
+                return elements - own, own * others
 
     def uneven(self, op: str, item: int) -> tuple[Expr, Expr]:
         """As in a pairwise exchange; an all-gather sends what a reduce-scatter receives."""

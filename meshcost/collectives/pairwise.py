@@ -4,7 +4,14 @@ from typing import ClassVar
 
 from sympy import Expr
 
-from meshcost.collectives.algorithm import Algorithm, Form, Pattern, all_but_smallest, chunks, largest_to_others
+from meshcost.collectives.algorithm import (
+    Algorithm,
+    Form,
+    Pattern,
+    all_but_smallest,
+    chunk,
+    largest_to_others,
+)
 from meshcost.symbols import S, n
 
 _EXCHANGE = Form(sent=S * (n - 1) / n, received=S * (n - 1) / n, total=S * (n - 1), rounds=n - 1)
@@ -17,10 +24,10 @@ class Pairwise(Algorithm):
     source = "MPICH source comments, as in Thakur, Rabenseifner and Gropp 2005, section 4.4"
     forms: ClassVar = {"all_to_all": _EXCHANGE, "reduce_scatter": _EXCHANGE}
 
-    def by_position(self, op: str, ranks: int, elements: int) -> list[tuple[int, int]]:
+    def position(self, op: str, at: int, ranks: int, elements: int) -> tuple[int, int]:
         """Rank i keeps chunk i of its own buffer; each other rank sends it its chunk i."""
-        parts = chunks(elements, ranks)
-        return [(elements - parts[i], parts[i] * (ranks - 1)) for i in range(ranks)]
+        own = chunk(at, ranks, elements)
+        return elements - own, own * (ranks - 1)
 
     def uneven(self, op: str, item: int) -> tuple[Expr, Expr]:
         """The smallest chunk stays at home on one rank, the largest arrives from everybody on another."""

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from sympy import Expr, floor
 
-from meshcost.collectives.algorithm import Algorithm, Form, Pattern, all_but_smallest, chunks
+from meshcost.collectives.algorithm import Algorithm, Form, Pattern, all_but_smallest, chunk
 from meshcost.symbols import S, n
 
 _TURN = Form(sent=S * (n - 1) / n, received=S * (n - 1) / n, total=S * (n - 1), rounds=n - 1)
@@ -28,20 +28,15 @@ class Ring(Algorithm):
         "reduce": _CHAIN,
     }
 
-    def by_position(self, op: str, ranks: int, elements: int) -> list[tuple[int, int]]:
+    def position(self, op: str, at: int, ranks: int, elements: int) -> tuple[int, int]:
         """Rank i owns chunk i; a turn sends every chunk but one and receives every chunk but one."""
-        parts = chunks(elements, ranks)
         if op in ("broadcast", "reduce"):
-            return [
-                (elements * (i < ranks - 1), elements * (i > 0)) for i in range(ranks)
-            ]
-        gather = [(elements - parts[(i + 1) % ranks], elements - parts[i]) for i in range(ranks)]
-        scatter = [(elements - parts[i], elements - parts[i - 1]) for i in range(ranks)]
-        if op == "all_gather":
-            return gather
-        if op == "reduce_scatter":
-            return scatter
-        return [(s1 + s2, r1 + r2) for (s1, r1), (s2, r2) in zip(scatter, gather, strict=True)]
+            return elements * (at < ranks - 1), elements * (at > 0)
+        before, own, after = (elements - chunk(at + i, ranks, elements) for i in (-1, 0, 1))
+        scatter, gather = (own, before), (after, own)
+        if op == "all_reduce":
+            return scatter[0] + gather[0], scatter[1] + gather[1]
+        return gather if op == "all_gather" else scatter
 
     def uneven(self, op: str, item: int) -> tuple[Expr, Expr]:
         """All but the smallest chunk; in an all-reduce, twice the buffer without two neighbouring chunks."""

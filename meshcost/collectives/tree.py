@@ -23,13 +23,15 @@ class Tree(Algorithm):
         "all_reduce": Form(sent=_ROUNDS * S, received=_ROUNDS * S, total=2 * S * (n - 1), rounds=2 * _ROUNDS),
     }
 
-    def by_position(self, op: str, ranks: int, elements: int) -> list[tuple[int, int]]:
-        """Count whole buffers along the edges."""
-        sent, received = [0] * ranks, [0] * ranks
-        for source, target in self._edges(op, ranks):
-            sent[source] += elements
-            received[target] += elements
-        return list(zip(sent, received, strict=True))
+    def position(self, op: str, at: int, ranks: int, elements: int) -> tuple[int, int]:
+        """Count whole buffers to and from the children and the parent."""
+        children = sum(
+            1 for k in range(ranks.bit_length()) if at + 2**k < ranks and at & (2 ** (k + 1) - 1) == 0
+        )
+        parents = int(at > 0)
+        down, up = (children, parents), (parents, children)
+        sent, received = {"broadcast": down, "reduce": up, "all_reduce": (children + parents,) * 2}[op]
+        return sent * elements, received * elements
 
     def pattern(self, op: str, ranks: int) -> Pattern:
         """Along the edges of the tree."""

@@ -1,0 +1,1 @@
+"""Where torch is imported: running collectives, counting real bytes, recording frameworks. Empty so far."""

@@ -151,7 +151,9 @@ class Fields:
         """Divide ``whole`` by ``part``, each a field and its number; a remainder is a contradiction."""
         known = not {whole[0], part[0]} & self._wrong
         if known and whole[1] % part[1]:
-            self.refuse(f"{whole[0]} {whole[1]} is not a multiple of {part[0]} {part[1]}.")
+            absent = "." not in part[0] and part[0] not in self._config
+            default = ", the default of its family" if absent else ""
+            self.refuse(f"{whole[0]} {whole[1]} is not a multiple of {part[0]} {part[1]}{default}.")
         return max(whole[1] // part[1], 1)
 
     def at_most(self, small: tuple[str, int], large: tuple[str, int]) -> None:

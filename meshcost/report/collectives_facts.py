@@ -1,6 +1,7 @@
 """The facts of a teaching page, as plain data: what each algorithm costs, and everything else that a page shows."""
 
 from fractions import Fraction
+from functools import cache
 from typing import Any, NamedTuple
 
 from sympy import Expr, Max, simplify
@@ -38,7 +39,8 @@ class Cost(NamedTuple):
     to_bound: Expr
 
 
-def costs(op: Operation) -> list[Cost]:
+@cache
+def costs(op: Operation) -> tuple[Cost, ...]:
     """List the algorithms that perform an operation.
 
     >>> [(cost.algorithm, cost.sent) for cost in costs(operation("all_reduce"))][:2]
@@ -51,7 +53,7 @@ def costs(op: Operation) -> list[Cost]:
             sent, received = Max(*(x.sent for x in forms)), Max(*(x.received for x in forms))
             total, rounds = forms[0].total, forms[0].rounds
             found.append(Cost(name, rounds, sent, received, total, simplify(sent / op.lower_bound)))
-    return found
+    return tuple(found)
 
 
 def in_payloads(amount: Expr, ranks: int) -> Fraction:

@@ -12,12 +12,14 @@ from meshcost.strategies.context.options import ContextParallel
 from meshcost.strategies.data.options import DataParallel
 from meshcost.strategies.expert.options import ExpertParallel
 from meshcost.strategies.pipeline.options import PipelineParallel
+from meshcost.strategies.profiles import PROFILES, events
 from meshcost.strategies.scalars.options import Scalars
 from meshcost.strategies.setting import Batch, Options, Precision, Recompute, Setting
 from meshcost.strategies.tensor.options import TensorParallel
 from meshcost.strategies.view import View
 
 __all__ = [
+    "PROFILES",
     "STRATEGIES",
     "Batch",
     "ContextParallel",
@@ -32,6 +34,7 @@ __all__ = [
     "Strategy",
     "TensorParallel",
     "View",
+    "events",
 ]
 
 #: The shelf: a new strategy is one folder and one line here.

@@ -1,4 +1,4 @@
-"""What a strategy is: options a person may write, whether they are legal here, and the events they cause.
+"""What a strategy is: options a person may write, and whether they are legal here.
 
 A package of your own can bring one: subclass Strategy, give it an ``axis`` name and ``events``, and list the class
 under the entry point ``meshcost.strategies`` with the axis as its name. It is then legal under ``parallel`` in every
@@ -8,11 +8,9 @@ job file.
 from collections.abc import Iterator
 from typing import ClassVar
 
-from meshcost.ledger import Event
+from meshcost.event import Event
 from meshcost.strategies.setting import Options, Setting, Size
 from meshcost.strategies.view import View
-
-FRAMEWORKS = ("textbook",)
 
 
 class Strategy(Options):
@@ -31,5 +29,5 @@ class Strategy(Options):
         yield from ()
 
     def events(self, view: View) -> Iterator[Event]:
-        """Yield what this strategy calls in one step."""
+        """Yield what this strategy calls in one step; strategies of this package have a profile instead."""
         raise NotImplementedError(f"{type(self).__name__} has to write its events.")

@@ -7,7 +7,7 @@ under the same order, before the backward itself at (1, -i, ...).
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from meshcost.ledger import Phase
+from meshcost.event import Phase
 from meshcost.models import Kind, Region
 from meshcost.strategies.setting import Setting
 
@@ -21,6 +21,21 @@ class Pass(NamedTuple):
     going: Literal["forward", "backward"]
     note: str
 
+    @property
+    def gradient(self) -> str:
+        """What goes before the name of an activation in this pass."""
+        return "gradient of the " if self.going == "backward" else ""
+
+    @property
+    def first(self) -> int:
+        """Moment at which this pass enters a region."""
+        return ENTER if self.going == "forward" else LEAVE
+
+    @property
+    def last(self) -> int:
+        """Moment at which this pass leaves a region."""
+        return LEAVE if self.going == "forward" else ENTER
+
     def order(self, region: int, moment: int) -> tuple[int, ...]:
         """Place of a moment of a region within this pass."""
         return (0, region, moment) if self.going == "forward" else (1, -region, 10 - moment)
@@ -32,8 +47,9 @@ RECOMPUTE = Pass("backward", "forward", " (recomputed)")
 
 
 def passes(setting: Setting) -> tuple[Pass, ...]:
-    """Times that a block is computed in a step. Selective recomputation repeats no collective: the part of attention
-    that it repeats has none.
+    """Times that a block is computed in a step.
+
+    Selective recomputation repeats no collective: the part of attention that it computes again has none.
     """
     return (FORWARD, RECOMPUTE, BACKWARD) if setting.recompute == "full" else (FORWARD, BACKWARD)
 

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from meshcost.models import Model
+from meshcost import symbols as sym
+from meshcost.models import Model, Weight
 from meshcost.units import DTYPE_BYTES
 
 #: Sizes are bounded, so that no file can ask for more work than a machine has.
@@ -109,7 +110,9 @@ class Setting:
     @property
     def ranks_in_stage(self) -> int:
         """Ranks that share one pipeline stage."""
-        return prod(strategy.size for axis, strategy in self.parallel.items() if axis not in ("pipeline", "expert"))
+        return prod(
+            strategy.size for axis, strategy in self.parallel.items() if axis not in ("pipeline", "expert")
+        )
 
     @property
     def sequence_parallel(self) -> bool:
@@ -130,6 +133,18 @@ class Setting:
     def batch_ranks(self) -> int:
         """Ranks among which the global batch is divided."""
         return prod(x.size for x in self.parallel.values() if x.splits_batch)
+
+
+def split_size(model: Model, weight: Weight) -> int:
+    """Elements that tensor parallelism has to divide in one weight: of its split dim, what is not kept whole.
+
+    Experts that are stored one above the other are split within each of them.
+    """
+    assert weight.shard is not None
+    dim = weight.shape[weight.shard] - weight.whole
+    if weight.group == "expert" and sym.E in dim.free_symbols:
+        dim /= sym.E
+    return model.number(dim)
 
 
 def divisors(number: int) -> list[int]:

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 from sympy import Add, Expr, Integer, Mul, Rational, Symbol, ceiling
 
 from meshcost import symbols as sym
-from meshcost.formula import value
-from meshcost.ledger import Event, Phase, Site
+from meshcost.event import Event, Phase, Site
+from meshcost.formula import Number, Values, value
 from meshcost.mesh import Mesh
 from meshcost.models import Kind, Weight
 from meshcost.program import Program
@@ -35,6 +35,28 @@ AXIS_SYMBOL: Mapping[str, Symbol] = {
 }
 
 
+When = Literal["every", "first", "last"]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A call as a strategy words it: what, over which axes, when, on how much and why. A View gives it a place.
+
+    ``payload`` is bytes of one call. ``pairs`` restricts a group along the pipeline axis to some stages; ``shift`` is
+    the distance to the peer of a message.
+    """
+
+    strategy: str
+    op: str
+    axes: tuple[str, ...]
+    phase: Phase
+    payload: Expr
+    dtype: str
+    why: str
+    pairs: tuple[tuple[int, ...], ...] = ()
+    shift: int = 0
+
+
 @dataclass(frozen=True)
 class Unit:
     """One kind of unit on the ranks of some stages.
@@ -48,7 +70,7 @@ class Unit:
     stages: tuple[int, ...]
     blocks: Expr
     passes: Expr
-    values: Mapping[Symbol, int]
+    values: Values
     kind: Kind | None
     held: tuple[Weight, ...]
     weights: Expr
@@ -63,7 +85,7 @@ class Stage:
 
     stages: tuple[int, ...]
     units: tuple[Unit, ...]
-    values: Mapping[Symbol, int]
+    values: Values
 
     def total(self, what: Literal["weights", "trained", "experts", "trained_experts"]) -> Expr:
         """Elements on one rank, over all units."""
@@ -77,7 +99,7 @@ class View:
     setting: Setting
     mesh: Mesh
     program: Program
-    values: Mapping[Symbol, int]
+    values: Values
 
     # -- what one rank holds -----------------------------------------------------------------------------------------
 
@@ -121,7 +143,7 @@ class View:
     def _unit_names(self) -> tuple[str, ...]:
         return ("embedding", *(kind.name for kind in self.setting.model.kinds), "head")
 
-    def _blocks(self, name: str, number: int) -> tuple[Expr, dict[Symbol, int]]:
+    def _blocks(self, name: str, number: int) -> tuple[Expr, dict[Symbol, Number]]:
         """Blocks of a kind on one rank: L / p where every stage holds the same share, a symbol of its own elsewhere."""
         model = self.setting.model
         index = next((i for i, kind in enumerate(model.kinds) if kind.name == name), None)
@@ -138,7 +160,7 @@ class View:
             return share, {whole: total}
         return part, {part: number}
 
-    def _unit(self, name: str, ranks: tuple[int, ...], blocks: Expr, values: Mapping[Symbol, int]) -> Unit:
+    def _unit(self, name: str, ranks: tuple[int, ...], blocks: Expr, values: Values) -> Unit:
         kind, held, sums = self._contents[name]
         return Unit(name, ranks, blocks, self.passes, values, kind, held, *sums)
 
@@ -225,9 +247,9 @@ class View:
         return part if value(part, self.values_with_blocks).denominator == 1 else ceiling(part)
 
     @cached_property
-    def values_with_blocks(self) -> Mapping[Symbol, int]:
+    def values_with_blocks(self) -> Values:
         """Numbers of all symbols; those of blocks are the ones of the first stage that has them."""
-        merged: dict[Symbol, int] = {}
+        merged: dict[Symbol, Number] = {}
         for stage in reversed(self.stages):
             merged |= stage.values
         return merged
@@ -241,100 +263,52 @@ class View:
 
     def call(
         self,
-        strategy: str,
-        op: str,
-        axes: tuple[str, ...],
+        draft: Draft,
         unit: Unit,
-        phase: Phase,
-        payload: Expr,
-        why: str,
         *,
-        dtype: str,
         order: tuple[int, ...],
         repeat: Expr | int = 1,
-        micro_batches: Literal["every", "first", "last"] = "every",
-        shift: int = 0,
+        micro_batches: When = "every",
     ) -> Iterator[Event]:
-        """Write an event that happens in a unit: once (or ``repeat`` times) in each of its passes."""
+        """Place a draft in a unit: it happens once (or ``repeat`` times) in each of its passes."""
         passes = unit.passes if micro_batches == "every" else Integer(1)
         times = int(value(Integer(repeat) if isinstance(repeat, int) else repeat, unit.values))
         site = Site(unit.name, order, times, micro_batches)
-        count = unit.blocks * passes * repeat
-        yield from self._event(
-            strategy, op, axes, phase, payload, count, why, dtype, site, unit.stages, unit.values, shift=shift
-        )
+        yield from self._event(draft, unit.blocks * passes * repeat, site, unit)
 
     def once(
-        self,
-        strategy: str,
-        op: str,
-        axes: tuple[str, ...],
-        stage: "Stage | Unit",
-        phase: Phase,
-        payload: Expr,
-        why: str,
-        *,
-        dtype: str,
-        order: tuple[int, ...],
-        every_micro_batch: bool = False,
-        pairs: tuple[tuple[int, ...], ...] = (),
+        self, draft: Draft, where: Stage | Unit, *, order: tuple[int, ...], every_micro_batch: bool = False
     ) -> Iterator[Event]:
-        """Write an event that happens once in a step, or after each micro-batch."""
+        """Place a draft at the end of the step, or of each micro-batch."""
         site = Site("micro_batch" if every_micro_batch else "step", order)
-        count = sym.m if every_micro_batch else Integer(1)
-        yield from self._event(
-            strategy, op, axes, phase, payload, count, why, dtype, site, stage.stages, stage.values, pairs=pairs
-        )
+        yield from self._event(draft, sym.m if every_micro_batch else Integer(1), site, where)
 
-    def at_boundary(
-        self, op: str, phase: Phase, payload: Expr, count: Expr, why: str, stages: tuple[int, ...], **where: Any
-    ) -> Iterator[Event]:
-        """Write an event that happens between two pipeline stages."""
-        axes, shift = where.get("axes", ("pipeline",)), where.get("shift", 0)
-        site = Site("boundary", (where.get("order", 0),))
-        dtype = self.setting.precision.dtype("activations")
-        yield from self._event(
-            "pipeline", op, axes, phase, payload, count, why, dtype, site, stages, self.values, shift=shift
-        )
+    def at_boundary(self, draft: Draft, count: Expr, stages: tuple[int, ...], *, order: int) -> Iterator[Event]:
+        """Place a draft between two pipeline stages."""
+        yield from self._event(draft, count, Site("boundary", (order,)), Stage(stages, (), self.values))
 
-    def _event(
-        self,
-        strategy: str,
-        op: str,
-        axes: tuple[str, ...],
-        phase: Phase,
-        payload: Expr,
-        count: Expr,
-        why: str,
-        dtype: str,
-        site: Site,
-        stages: tuple[int, ...],
-        values: Mapping[Symbol, int],
-        *,
-        shift: int = 0,
-        pairs: tuple[tuple[int, ...], ...] = (),
-    ) -> Iterator[Event]:
-        axes = tuple(axis for axis in axes if self.mesh.size(axis) > 1)
-        size = len(pairs[0]) if pairs else self.mesh.size(*axes)
-        if size == 1 or payload == 0 or count == 0 or site.repeat == 0:
+    def _event(self, draft: Draft, count: Expr, site: Site, where: Stage | Unit) -> Iterator[Event]:
+        axes = tuple(axis for axis in draft.axes if self.mesh.size(axis) > 1)
+        size = len(draft.pairs[0]) if draft.pairs else self.mesh.size(*axes)
+        if size == 1 or draft.payload == 0 or count == 0 or site.repeat == 0:
             return
-        item = DTYPE_BYTES[dtype]
+        item = DTYPE_BYTES[draft.dtype]
         yield Event(
-            strategy=strategy,
-            op=op,
+            strategy=draft.strategy,
+            op=draft.op,
             axes=axes,
             group_size=size,
-            phase=phase,
-            why=why,
-            dtype=dtype,
-            payload=payload,
+            phase=draft.phase,
+            why=draft.why,
+            dtype=draft.dtype,
+            payload=draft.payload,
             count=count,
-            values=values,
-            stages=stages,
+            values=where.values,
+            stages=where.stages,
             site=site,
             item_bytes=int(item) if item.denominator == 1 else 1,
-            pairs=pairs,
-            shift=shift % size if op in ("send", "recv") else shift,
+            pairs=draft.pairs,
+            shift=draft.shift % size,
         )
 
 

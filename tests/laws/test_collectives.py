@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshcost.collectives import ALGORITHMS, DEFAULTS, choose
-from meshcost.collectives.algorithm import chunks
+from meshcost.collectives.algorithm import chunk
 from meshcost.collectives.operations import OPERATIONS, operation
 from meshcost.errors import UnknownAlgorithm
 from meshcost.formula import bind, value
@@ -133,7 +133,7 @@ def test_a_broadcast_goes_down_a_binomial_tree(ranks: int, sent: list[int]):
 
 @given(ranks=st.integers(1, 500), elements=st.integers(0, 10**9))
 def test_chunks_are_balanced_and_lose_nothing(ranks: int, elements: int):
-    parts = chunks(elements, ranks)
+    parts = [chunk(at, ranks, elements) for at in range(ranks)]
     assert (len(parts), sum(parts)) == (ranks, elements)
     assert max(parts) - min(parts) <= 1
     assert parts == sorted(parts, reverse=True)

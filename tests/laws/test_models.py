@@ -148,6 +148,9 @@ def test_all_problems_are_told_at_once():
         ({"model_type": "qwen3_moe", "mlp_only_layers": [7]}, ("mlp_only_layers", "7")),
         ({"model_type": "deepseek_v3", "moe_layer_freq": 2}, ("moe_layer_freq",)),
         ({"model_type": "gemma3"}, ("text_config",)),
+        ({"model_type": "mpt", "n_layers": 2, "n_heads": 4, "d_model": 16, "no_bias": False}, ("no_bias",)),
+        ({"model_type": "dbrx", "tie_word_embeddings": True}, ("tie_word_embeddings",)),
+        ({"model_type": "qwen2"}, ("num_key_value_heads 32, the default of its family",)),
     ],
 )
 def test_a_wrong_configuration_is_named_field_by_field(change, fields):
@@ -391,6 +394,39 @@ def test_a_module_is_its_parameters_in_order(inners, shared, at_top):
     assert model.layers == (len(inners) if len(inners) > 1 else 0)
     assert len(model.kinds) == (len(set(inners)) if len(inners) > 1 else 0)
     assert model.attention is None
+
+
+class Named:
+    """A module as far as meshcost looks at one."""
+
+    def __init__(self, *names, shared=False):
+        weight = nn.Parameter(torch.zeros(2))
+        self.named = [(name, weight if shared else nn.Parameter(torch.zeros(2))) for name in names]
+
+    def named_parameters(self):
+        yield from self.named
+
+
+@pytest.mark.parametrize(
+    ("names", "layers", "before"),
+    [
+        (["layers.0.experts.0.w", "layers.0.experts.1.w", "layers.0.experts.2.w", "layers.1.w"], 2, 0),
+        (["a.0.w", "a.1.w", "b.0.w", "b.1.w", "b.2.w"], 3, 2),
+        (["x.y.0.w", "x.y.1.w", "x.y.2.w", "z.0.w", "z.1.w"], 2, 3),
+        (["a.0.w", "a.2.w"], 0, 2),
+        (["a.1.w", "a.2.w"], 0, 2),
+        (["a.0.w", "x", "a.1.w"], 0, 3),
+        (["a.00.w", "a.01.w"], 0, 2),
+    ],
+)
+def test_blocks_are_the_longest_run_at_the_shallowest_level_and_keep_their_names(names, layers, before):
+    model = models.from_module(Named(*names))
+    assert [weight.name for weight in model.weights()] == names
+    assert (model.layers, len(model.before)) == (layers, before)
+
+
+def test_a_weight_under_two_names_counts_once():
+    assert models.from_module(Named("embed", "head", shared=True)).weights_total == 2
 
 
 def test_a_module_without_numbered_children_is_one_unit():

@@ -55,7 +55,12 @@ def _sizes(fields: Fields, defaults: Defaults) -> Dims:
     count = fields.size("n_routed_experts", "num_experts", "num_local_experts", default=defaults.routed)
     top = fields.size("num_experts_per_tok", default=defaults.top_k)
     width = fields.size("moe_intermediate_size", default=defaults.width)
-    dims |= routing(fields, ("n_routed_experts", count), ("num_experts_per_tok", top), width)
+    dims |= routing(
+        fields,
+        (fields.called("n_routed_experts", "num_experts", "num_local_experts"), count),
+        ("num_experts_per_tok", top),
+        width,
+    )
     if shared := fields.size("n_shared_experts", default=defaults.shared, least=0):
         dims[f_s] = shared * width
     return dims

@@ -25,7 +25,12 @@ def glm4_moe(fields: Fields) -> Model:
     count = fields.size("n_routed_experts", "num_local_experts", default=128)
     top = fields.size("num_experts_per_tok", default=8)
     width = fields.size("moe_intermediate_size", default=1408)
-    dims |= routing(fields, ("n_routed_experts", count), ("num_experts_per_tok", top), width)
+    dims |= routing(
+        fields,
+        (fields.called("n_routed_experts", "num_local_experts"), count),
+        ("num_experts_per_tok", top),
+        width,
+    )
     dims[f] = fields.size("intermediate_size")
     shared = fields.size("n_shared_experts", default=1, least=0)
     if shared:

@@ -24,7 +24,12 @@ def gpt_oss(fields: Fields) -> Model:
     count = fields.size("num_local_experts", "num_experts", default=128)
     top = fields.size("num_experts_per_tok", default=4)
     width = fields.size("intermediate_size")
-    dims |= routing(fields, ("num_local_experts", count), ("num_experts_per_tok", top), width)
+    dims |= routing(
+        fields,
+        (fields.called("num_local_experts", "num_experts"), count),
+        ("num_experts_per_tok", top),
+        width,
+    )
     bias = fields.flag("attention_bias", True)
     sinks = Weight("self_attn.sinks", (a,), "block", shard=0)
     routed = (*router("mlp.router", bias=True), *_experts())

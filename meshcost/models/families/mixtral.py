@@ -12,7 +12,12 @@ def mixtral(fields: Fields) -> Model:
     count = fields.size("num_local_experts", "num_experts", default=8)
     top = fields.size("num_experts_per_tok", default=2)
     width = fields.size("intermediate_size")
-    dims |= routing(fields, ("num_local_experts", count), ("num_experts_per_tok", top), width)
+    dims |= routing(
+        fields,
+        (fields.called("num_local_experts", "num_experts"), count),
+        ("num_experts_per_tok", top),
+        width,
+    )
     after = norms("input_layernorm", "post_attention_layernorm")
     kind = Kind("moe", (*separate(dims), *router(), *experts(), *after), ROUTED)
     blocks = uniform("model.layers", kind, fields.layers("num_hidden_layers"))

@@ -45,7 +45,12 @@ def olmoe(fields: Fields) -> Model:
     count = fields.size("num_experts", "num_local_experts", default=64)
     top = fields.size("num_experts_per_tok", default=8)
     width = fields.size("intermediate_size")
-    dims |= routing(fields, ("num_experts", count), ("num_experts_per_tok", top), width)
+    dims |= routing(
+        fields,
+        (fields.called("num_experts", "num_local_experts"), count),
+        ("num_experts_per_tok", top),
+        width,
+    )
     attention, region = _attention(fields, dims)
     weights = (*attention, *router(), *experts(), *norms("input_layernorm", "post_attention_layernorm"))
     kind = Kind("moe", weights, (region, *ROUTED[1:]))

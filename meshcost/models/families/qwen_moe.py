@@ -47,7 +47,12 @@ def qwen2_moe(fields: Fields) -> Model:
     top = fields.size("num_experts_per_tok", default=4)
     width = fields.size("moe_intermediate_size", default=1408)
     if count:
-        dims |= routing(fields, ("num_experts", count), ("num_experts_per_tok", top), width)
+        dims |= routing(
+            fields,
+            (fields.called("num_experts", "num_local_experts"), count),
+            ("num_experts_per_tok", top),
+            width,
+        )
         dims[f_s] = fields.size("shared_expert_intermediate_size", default=5632)
     attention = separate(dims, bias=fields.flag("qkv_bias", True))
     shared = (*gated_mlp("mlp.shared_expert", f_s), *whole("mlp.shared_expert_gate", ONE, h))
@@ -62,7 +67,12 @@ def qwen3_moe(fields: Fields) -> Model:
     top = fields.size("num_experts_per_tok", default=8)
     width = fields.size("moe_intermediate_size", default=768)
     if count:
-        dims |= routing(fields, ("num_experts", count), ("num_experts_per_tok", top), width)
+        dims |= routing(
+            fields,
+            (fields.called("num_experts", "num_local_experts"), count),
+            ("num_experts_per_tok", top),
+            width,
+        )
     attention = (*separate(dims, bias, bias), *head_norms())
     moe = Kind("moe", (*attention, *experts(), *router(), *NORMS), ROUTED)
     return _qwen(fields, dims, attention, moe)

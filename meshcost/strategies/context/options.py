@@ -6,11 +6,8 @@ Source   Liu et al. 2023 (ring); Grattafiori et al. 2024, section 3.3.2 (all-gat
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
-from meshcost.ledger import Event
 from meshcost.strategies.base import Strategy
-from meshcost.strategies.context import textbook
 from meshcost.strategies.setting import Setting, common_divisors, divisors, one_of
-from meshcost.strategies.view import View
 
 
 class ContextParallel(Strategy):
@@ -63,7 +60,3 @@ class ContextParallel(Strategy):
                 f"parallel.context.size: {own_kv} key and value heads of a rank cannot be copied evenly to {self.size} "
                 f"ranks. {one_of([x for x in divisors(own) if x % own_kv == 0])}"
             )
-
-    def events(self, view: View) -> Iterator[Event]:
-        """Yield what context parallelism calls in one step."""
-        yield from textbook.events(self, view)

@@ -3,24 +3,23 @@
 Calls    ring        c - 1 send and recv of K V forward; c - 1 of K V and c - 1 of dK dV backward
          all_gather  all_gather K V forward; all_gather K V and reduce_scatter dK dV backward
          ulysses     all_to_all of Q, K, V and of the output, forward and backward
-Sends    6 (c - 1) T h, 6 (c - 1) T h and 8 T h (c - 1) / c   elements per block, rank and micro-batch, without grouped heads
+Sends    6 (c - 1) T h, 6 (c - 1) T h, 8 T h (c - 1) / c   elements per block, rank and micro-batch, if all heads have keys
 Assumes  gathered or passed-on keys and values are not kept for the backward pass; masks save no bytes
 Source   Liu et al. 2023; Grattafiori et al. 2024, section 3.3.2; Jacobs et al. 2023, section 3.2
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 from sympy import Expr, Integer
 
 from meshcost import symbols as sym
-from meshcost.ledger import Event
+from meshcost.event import Event
 from meshcost.models import Attention
-from meshcost.strategies.regions import INSIDE, LEAVE, Pass, attention_region, passes
-from meshcost.strategies.view import Unit, View
-
-if TYPE_CHECKING:
-    from meshcost.strategies.context.options import ContextParallel
+from meshcost.strategies.context.options import ContextParallel
+from meshcost.strategies.regions import INSIDE, Pass, attention_region, passes
+from meshcost.strategies.view import Draft, Unit, View
 
 _AXES = ("context",)
 
@@ -32,8 +31,12 @@ class Moment(NamedTuple):
     step: Pass
     order: tuple[int, ...]
 
+    def later(self, number: int) -> "Moment":
+        """The same place, after ``number`` other exchanges."""
+        return self._replace(order=(*self.order, number))
 
-def events(context: "ContextParallel", view: View) -> Iterator[Event]:
+
+def events(context: ContextParallel, view: View) -> Iterator[Event]:
     """Yield the exchanges of every block that has attention."""
     attention = view.setting.model.attention
     if context.size == 1 or attention is None:
@@ -47,66 +50,42 @@ def events(context: "ContextParallel", view: View) -> Iterator[Event]:
                 yield from exchange(context, view, attention, moment)
 
 
-def _ring(context: "ContextParallel", view: View, attention: Attention, at: Moment) -> Iterator[Event]:
+def _ring(context: ContextParallel, view: View, attention: Attention, at: Moment) -> Iterator[Event]:
     payload = sym.T * _kv_width(view, attention) * sym.b_a
-    yield from _hops(view, payload, at, "pass keys and values on around the ring", 0)
+    yield from _hops(view, payload, at, "pass keys and values on around the ring")
     if at.step.going == "backward":
-        yield from _hops(view, payload, at, "pass the gradients of keys and values on around the ring", 1)
+        yield from _hops(view, payload, at.later(1), "pass the gradients of keys and values on around the ring")
 
 
-def _hops(view: View, payload: Expr, at: Moment, why: str, number: int) -> Iterator[Event]:
+def _hops(view: View, payload: Expr, at: Moment, why: str) -> Iterator[Event]:
     for place, op in enumerate(("send", "recv")):
-        yield from view.call(
-            "context",
-            op,
-            _AXES,
-            at.unit,
-            at.step.phase,
-            payload,
-            why + at.step.note,
-            dtype=view.setting.precision.dtype("activations"),
-            order=(*at.order, number, place),
-            repeat=sym.c - 1,
-            shift=1,
-        )
+        draft = replace(_draft(view, op, payload, at, why), shift=1)
+        yield from view.call(draft, at.unit, order=at.later(place).order, repeat=sym.c - 1)
 
 
-def _all_gather(context: "ContextParallel", view: View, attention: Attention, at: Moment) -> Iterator[Event]:
+def _all_gather(context: ContextParallel, view: View, attention: Attention, at: Moment) -> Iterator[Event]:
     payload = sym.c * sym.T * _kv_width(view, attention) * sym.b_a
-    yield from _exchange(view, "all_gather", payload, at, "collect the keys and values of the whole sequence", 0)
+    collect = _draft(view, "all_gather", payload, at, "collect the keys and values of the whole sequence")
+    yield from view.call(collect, at.unit, order=at.order)
     if at.step.going == "backward":
-        yield from _exchange(view, "reduce_scatter", payload, at, "sum the gradients of keys and values", 1)
+        scatter = _draft(view, "reduce_scatter", payload, at, "sum the gradients of keys and values")
+        yield from view.call(scatter, at.unit, order=at.later(1).order)
 
 
-def _ulysses(context: "ContextParallel", view: View, attention: Attention, at: Moment) -> Iterator[Event]:
+def _ulysses(context: ContextParallel, view: View, attention: Attention, at: Moment) -> Iterator[Event]:
     tensor = view.axis("tensor")
     query, output = attention.query / tensor, attention.output / tensor
     key, value = _kv_widths(view, attention, context)
-    moves = [(query, "queries", 0), (key, "keys", 0), (value, "values", 0), (output, "attention output", LEAVE)]
-    for number, (width, what, after) in enumerate(moves if at.step.going == "forward" else reversed(moves)):
-        gradient = "the gradients of the " if at.step.going == "backward" else "the "
-        yield from _exchange(
-            view,
-            "all_to_all",
-            sym.T * width * sym.b_a,
-            at,
-            f"trade sequence for heads: {gradient}{what}",
-            number + after,
-        )
+    moves = [(query, "queries"), (key, "keys"), (value, "values"), (output, "attention output")]
+    for number, (width, what) in enumerate(moves if at.step.going == "forward" else reversed(moves)):
+        why = f"trade sequence for heads: the {at.step.gradient}{what}"
+        draft = _draft(view, "all_to_all", sym.T * width * sym.b_a, at, why)
+        yield from view.call(draft, at.unit, order=at.later(number).order)
 
 
-def _exchange(view: View, op: str, payload: Expr, at: Moment, why: str, number: int) -> Iterator[Event]:
-    yield from view.call(
-        "context",
-        op,
-        _AXES,
-        at.unit,
-        at.step.phase,
-        payload,
-        why + at.step.note,
-        dtype=view.setting.precision.dtype("activations"),
-        order=(*at.order, number),
-    )
+def _draft(view: View, op: str, payload: Expr, at: Moment, why: str) -> Draft:
+    dtype = view.setting.precision.dtype("activations")
+    return Draft("context", op, _AXES, at.step.phase, payload, dtype, why + at.step.note)
 
 
 def _kv_width(view: View, attention: Attention) -> Expr:
@@ -119,7 +98,7 @@ def _kv_split(view: View, attention: Attention) -> Expr:
     return Integer(1) if whole else view.axis("tensor")
 
 
-def _kv_widths(view: View, attention: Attention, context: "ContextParallel") -> tuple[Expr, Expr]:
+def _kv_widths(view: View, attention: Attention, context: ContextParallel) -> tuple[Expr, Expr]:
     """Widths of keys and values on one rank, after copying heads where there are fewer heads than ranks."""
     split = _kv_split(view, attention)
     heads = max(view.setting.model.number(attention.kv_heads) // view.mesh.size("tensor"), 1)

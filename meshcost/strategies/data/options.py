@@ -7,11 +7,8 @@ Source   Li et al. 2020 (DDP); Rajbhandari et al. 2020 (ZeRO); Zhao et al. 2023 
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
-from meshcost.ledger import Event
 from meshcost.strategies.base import Strategy
-from meshcost.strategies.data import textbook
 from meshcost.strategies.setting import Setting, Size, divisors, one_of
-from meshcost.strategies.view import View
 
 When = Literal["every_micro_batch", "last_micro_batch"]
 
@@ -78,10 +75,6 @@ class DataParallel(Strategy):
                 f"(micro_batch {batch.micro_batch} x {ranks} data ranks). "
                 f"Choose {_nearest(batch.global_batch, batch.micro_batch * ranks)}."
             )
-
-    def events(self, view: View) -> Iterator[Event]:
-        """Yield what data parallelism calls in one step."""
-        yield from textbook.events(self, view)
 
 
 def _nearest(number: int, step: int) -> str:

@@ -11,14 +11,12 @@ Source   Rajbhandari et al. 2020, section 7; Zhao et al. 2023, section 3.2.2 (hy
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from meshcost import symbols as sym
-from meshcost.ledger import Event
-from meshcost.strategies.view import Stage, Unit, View
-
-if TYPE_CHECKING:
-    from meshcost.strategies.data.options import DataParallel
+from meshcost.event import Event
+from meshcost.strategies.data.options import DataParallel
+from meshcost.strategies.view import Draft, Stage, Unit, View, When
 
 #: Orders within a unit: weights come before everything else in it, gradients leave after everything else.
 GATHER, SYNC, SYNC_REPLICAS = (-9,), (9,), (9, 1)
@@ -38,7 +36,7 @@ DENSE = Part("weights", "weights", "trained", ("data", "context"), ("replicate",
 EXPERTS = Part("expert weights", "experts", "trained_experts", ("expert_data",), ("expert_replicate",))
 
 
-def events(data: "DataParallel", view: View) -> Iterator[Event]:
+def events(data: DataParallel, view: View) -> Iterator[Event]:
     """Yield what the asked-for strategy calls, for dense weights and, over their own group, for routed experts."""
     for part in (DENSE, EXPERTS):
         if data.strategy in ("zero3", "fsdp"):
@@ -49,87 +47,75 @@ def events(data: "DataParallel", view: View) -> Iterator[Event]:
                 yield from _replicated(data, view, stage, part)
 
 
-def _replicated(data: "DataParallel", view: View, stage: Stage, part: Part) -> Iterator[Event]:
+def _replicated(data: DataParallel, view: View, stage: Stage, part: Part) -> Iterator[Event]:
     """Yield the calls of ddp, zero1 and zero2: every rank holds all weights of its stage."""
-    gradients = stage.total(part.trained)
-    op = "all_reduce" if data.strategy == "ddp" else "reduce_scatter"
-    yield from view.once(
+    gradients, precision = stage.total(part.trained), view.setting.precision
+    op, keeps = ("all_reduce", "") if data.strategy == "ddp" else ("reduce_scatter", "; each rank keeps its shard")
+    total = Draft(
         data.strategy,
         op,
         part.axes,
-        stage,
         "backward",
         gradients * sym.b_g,
-        f"sum the gradients of all {part.label}" + ("" if op == "all_reduce" else "; each rank keeps its shard"),
-        dtype=view.setting.precision.dtype("reduce"),
-        order=SYNC,
-        every_micro_batch=data.syncs_every_micro_batch,
+        precision.dtype("reduce"),
+        f"sum the gradients of all {part.label}{keeps}",
     )
+    yield from view.once(total, stage, order=SYNC, every_micro_batch=data.syncs_every_micro_batch)
     if data.strategy != "ddp":
-        yield from view.once(
+        updated = Draft(
             data.strategy,
             "all_gather",
             part.axes,
-            stage,
             "optimizer",
             gradients * sym.b_w,
+            precision.dtype("weights"),
             f"collect the updated {part.label} from the ranks that updated them",
-            dtype=view.setting.precision.dtype("weights"),
-            order=SYNC,
         )
+        yield from view.once(updated, stage, order=SYNC)
 
 
-def _fully_sharded(data: "DataParallel", view: View, unit: Unit, part: Part) -> Iterator[Event]:
+def _fully_sharded(data: DataParallel, view: View, unit: Unit, part: Part) -> Iterator[Event]:
     """Yield the calls of zero3 and fsdp: every rank holds a shard of each unit."""
     yield from _gathers(data, view, unit, part)
-    trained = getattr(unit, part.trained)
+    trained, dtype = getattr(unit, part.trained), view.setting.precision.dtype("reduce")
+    when: When = "every" if data.syncs_every_micro_batch else "last"
     if trained == 0:
         return
-    when: Literal["every", "last"] = "every" if data.syncs_every_micro_batch else "last"
-    dtype = view.setting.precision.dtype("reduce")
-    yield from view.call(
+    scatter = Draft(
         data.strategy,
         "reduce_scatter",
         part.axes,
-        unit,
         "backward",
         trained * sym.b_g,
+        dtype,
         f"sum the gradients of {_unit(unit)} {part.label}; each rank keeps its shard",
-        dtype=dtype,
-        order=SYNC,
-        micro_batches=when,
     )
-    yield from view.call(
+    replicas = Draft(
         data.strategy,
         "all_reduce",
         part.replicas,
-        unit,
         "backward",
         view.shard(trained, *part.axes) * sym.b_g,
+        dtype,
         f"sum the shard of the gradients of {_unit(unit)} {part.label} over the replicas",
-        dtype=dtype,
-        order=SYNC_REPLICAS,
-        micro_batches=when,
     )
+    yield from view.call(scatter, unit, order=SYNC, micro_batches=when)
+    yield from view.call(replicas, unit, order=SYNC_REPLICAS, micro_batches=when)
 
 
-def _gathers(data: "DataParallel", view: View, unit: Unit, part: Part) -> Iterator[Event]:
-    phases: tuple[Literal["forward", "backward"], ...] = (
-        ("forward", "backward") if data.gathers_again else ("forward",)
-    )
+def _gathers(data: DataParallel, view: View, unit: Unit, part: Part) -> Iterator[Event]:
+    phases: tuple[Literal["forward", "backward"], ...] = ("forward", "backward") if data.gathers_again else ("forward",)
     for phase in phases:
-        yield from view.call(
+        draft = Draft(
             data.strategy,
             "all_gather",
             part.axes,
-            unit,
             phase,
             getattr(unit, part.held) * sym.b_w,
+            view.setting.precision.dtype("weights"),
             f"collect {_unit(unit)} {part.label} before their {phase} pass",
-            dtype=view.setting.precision.dtype("weights"),
-            order=GATHER,
-            micro_batches="first" if data.gather == "once" else "every",
         )
+        yield from view.call(draft, unit, order=GATHER, micro_batches="first" if data.gather == "once" else "every")
 
 
 def _unit(unit: Unit) -> str:

@@ -9,12 +9,9 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from meshcost.ledger import Event
 from meshcost.models import Model
 from meshcost.strategies.base import Strategy
-from meshcost.strategies.expert import textbook
-from meshcost.strategies.setting import Setting, Size, divisors, one_of
-from meshcost.strategies.view import View
+from meshcost.strategies.setting import Setting, Size, divisors, one_of, split_size
 from meshcost.symbols import E
 
 Factor = Annotated[float, Field(gt=0, le=1024, allow_inf_nan=False)]
@@ -67,9 +64,9 @@ class ExpertParallel(Strategy):
         replicas = setting.parallel["data"].replicate
         if ranks % taken:
             yield (
-                f"parallel.expert.size: {self.size} experts ranks x {setting.expert_tensor} expert_tensor do not divide "
+                f"parallel.expert.size: {self.size} expert ranks x {setting.expert_tensor} expert_tensor do not divide "
                 f"the {ranks} ranks of a stage (tensor x context x data). "
-                + one_of([x for x in divisors(ranks) if x * setting.expert_tensor <= ranks and not ranks % (x * setting.expert_tensor)] or [1])
+                + one_of([x for x in divisors(ranks) if ranks % (x * setting.expert_tensor) == 0] or [1])
             )
         elif setting.experts_apart and (ranks // taken) % replicas:
             yield (
@@ -89,7 +86,7 @@ class ExpertParallel(Strategy):
                 "parallel.tensor.sequence_parallel: true."
             )
         widths = {
-            setting.model.number(weight.shape[weight.shard])
+            split_size(setting.model, weight)
             for kind in setting.model.kinds
             for weight in kind.weights
             if weight.group == "expert" and weight.shard is not None
@@ -106,10 +103,6 @@ class ExpertParallel(Strategy):
                 f"batch.sequence: {tokens} tokens of a micro-batch on one rank cannot be dealt out to {tensor} tensor "
                 f"ranks, each of which has its own experts. Choose a multiple of {tensor * setting.size('context')}."
             )
-
-    def events(self, view: View) -> Iterator[Event]:
-        """Yield what expert parallelism calls in one step."""
-        yield from textbook.events(self, view)
 
 
 def routed_experts(model: Model) -> int:

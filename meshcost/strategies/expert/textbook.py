@@ -1,8 +1,8 @@
 """Expert parallelism as the papers have it.
 
 Calls    all_to_all to the experts (dispatch) and all_to_all back (combine), forward; the same two backward
-         expert_tensor > 1 with sequence parallelism: all_gather before and reduce_scatter after the experts, and backward
-         expert_tensor = 1 beside tensor ranks that hold the same tokens: all_gather of the output, and backward
+         expert_tensor > 1 with sequence parallelism: all_gather before, reduce_scatter after the experts, each way
+         expert_tensor = 1 beside tensor ranks that hold the same tokens: all_gather of the output, each way
 Sends    4 T k h (e - 1) / e   elements per block with experts, rank and micro-batch, if routing is even
 Assumes  each token has one home rank; the numbers of tokens are known; shared experts move nothing
          gradients travel to the experts in the dispatch dtype and back in the combine dtype
@@ -11,18 +11,16 @@ Source   Lepikhin et al. 2020, section 3.3; DeepSeek-AI 2024, sections 3.2.2 and
 
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from sympy import Expr, ceiling
 
 from meshcost import symbols as sym
+from meshcost.event import Event
 from meshcost.formula import value
-from meshcost.ledger import Event
+from meshcost.strategies.expert.options import ExpertParallel
 from meshcost.strategies.regions import Pass, expert_region, passes
-from meshcost.strategies.view import Unit, View, rational
-
-if TYPE_CHECKING:
-    from meshcost.strategies.expert.options import ExpertParallel
+from meshcost.strategies.view import Draft, Unit, View, rational
 
 #: Moments within the region of the experts.
 _DISPATCH, _SPREAD, _COLLECT, _COMBINE, _RESTORE = 2, 3, 7, 8, 9
@@ -36,7 +34,7 @@ class Moment(NamedTuple):
     region: int
 
 
-def events(expert: "ExpertParallel", view: View) -> Iterator[Event]:
+def events(expert: ExpertParallel, view: View) -> Iterator[Event]:
     """Yield dispatch and combine of every block that has experts, wherever these live apart from other weights."""
     if not view.setting.experts_apart:
         return
@@ -49,30 +47,23 @@ def events(expert: "ExpertParallel", view: View) -> Iterator[Event]:
                 yield from _restore(view, at)
 
 
-def _exchanges(expert: "ExpertParallel", view: View, at: Moment) -> Iterator[Event]:
+def _exchanges(expert: ExpertParallel, view: View, at: Moment) -> Iterator[Event]:
     backward = at.step.going == "backward"
     there = "the gradient of a token's output" if backward else "each token"
     back = "the gradient of its input" if backward else "what its experts made of it"
     first, last = (_COMBINE, _DISPATCH) if backward else (_DISPATCH, _COMBINE)
-    yield from _to_all(expert, view, at, "dispatch", f"dispatch: send {there} to its experts", first)
-    yield from _to_all(expert, view, at, "combine", f"combine: return to each token {back}", last)
+    dispatch = _to_all(expert, view, at, "dispatch", f"dispatch: send {there} to its experts")
+    combine = _to_all(expert, view, at, "combine", f"combine: return to each token {back}")
+    yield from view.call(dispatch, at.unit, order=at.step.order(at.region, first))
+    yield from view.call(combine, at.unit, order=at.step.order(at.region, last))
 
 
 def _to_all(
-    expert: "ExpertParallel", view: View, at: Moment, what: Literal["dispatch", "combine"], why: str, moment: int
-) -> Iterator[Event]:
-    size = sym.b_d if what == "dispatch" else sym.b_c
-    yield from view.call(
-        "expert",
-        "all_to_all",
-        ("expert",),
-        at.unit,
-        at.step.phase,
-        _whole(view, _slots(expert, view) * sym.h * size),
-        why + at.step.note,
-        dtype=view.setting.precision.dtype(what),
-        order=at.step.order(at.region, moment),
-    )
+    expert: ExpertParallel, view: View, at: Moment, what: Literal["dispatch", "combine"], why: str
+) -> Draft:
+    payload = _whole(view, _slots(expert, view) * sym.h * (sym.b_d if what == "dispatch" else sym.b_c))
+    dtype = view.setting.precision.dtype(what)
+    return Draft("expert", "all_to_all", ("expert",), at.step.phase, payload, dtype, why + at.step.note)
 
 
 def _whole(view: View, expression: Expr) -> Expr:
@@ -90,7 +81,7 @@ def _home_tokens(view: View) -> Expr:
     return sym.T if shared else sym.T / sym.t
 
 
-def _slots(expert: "ExpertParallel", view: View) -> Expr:
+def _slots(expert: ExpertParallel, view: View) -> Expr:
     """Tokens that one rank sends: k copies of each, or as many as the capacity of all experts."""
     copies = sym.k * _home_tokens(view)
     if expert.capacity is None:
@@ -100,43 +91,29 @@ def _slots(expert: "ExpertParallel", view: View) -> Expr:
     return sym.E * (per_expert if even else ceiling(per_expert))
 
 
-def _split_experts(expert: "ExpertParallel", view: View, at: Moment) -> Iterator[Event]:
+def _split_experts(expert: ExpertParallel, view: View, at: Moment) -> Iterator[Event]:
     """Ranks that split one expert need all of its tokens, and add up what each of them made of them."""
     if not view.setting.sequence_parallel and view.setting.expert_tensor == view.setting.size("tensor"):
         return
     payload = _whole(view, view.axis("expert_tensor") * _slots(expert, view) * sym.h * sym.b_a)
-    gradient = "the gradients of " if at.step.going == "backward" else ""
-    forward = at.step.going == "forward"
-    for op, moment, why in (
-        ("all_gather", _SPREAD if forward else _COLLECT, f"collect {gradient}the tokens of an expert split over ranks"),
-        ("reduce_scatter", _COLLECT if forward else _SPREAD, f"sum {gradient}what the parts of an expert made"),
-    ):
-        yield from view.call(
-            "expert",
-            op,
-            ("expert_tensor",),
-            at.unit,
-            at.step.phase,
-            payload,
-            why + at.step.note,
-            dtype=view.setting.precision.dtype("activations"),
-            order=at.step.order(at.region, moment),
-        )
+    spread, collect = (_SPREAD, _COLLECT) if at.step.going == "forward" else (_COLLECT, _SPREAD)
+    axes, gradient = ("expert_tensor",), at.step.gradient
+    gather = _draft(view, "all_gather", axes, payload, f"collect the {gradient}tokens of an expert split over ranks", at)
+    scatter = _draft(view, "reduce_scatter", axes, payload, f"sum the {gradient}output of an expert split over ranks", at)
+    yield from view.call(gather, at.unit, order=at.step.order(at.region, spread))
+    yield from view.call(scatter, at.unit, order=at.step.order(at.region, collect))
 
 
 def _restore(view: View, at: Moment) -> Iterator[Event]:
     """Tensor ranks that hold the same tokens dealt them out among themselves: they collect them again."""
     if view.setting.sequence_parallel or view.setting.expert_tensor > 1:
         return
-    gradient = "the gradients of " if at.step.going == "backward" else ""
-    yield from view.call(
-        "expert",
-        "all_gather",
-        ("tensor",),
-        at.unit,
-        at.step.phase,
-        sym.T * sym.h * sym.b_a,
-        f"collect {gradient}the tokens that tensor ranks dealt out to experts{at.step.note}",
-        dtype=view.setting.precision.dtype("activations"),
-        order=at.step.order(at.region, _RESTORE if at.step.going == "forward" else 1),
-    )
+    why = f"collect the {at.step.gradient}tokens that tensor ranks dealt out to experts"
+    draft = _draft(view, "all_gather", ("tensor",), sym.T * sym.h * sym.b_a, why, at)
+    forward = at.step.going == "forward"
+    yield from view.call(draft, at.unit, order=at.step.order(at.region, _RESTORE if forward else 1))
+
+
+def _draft(view: View, op: str, axes: tuple[str, ...], payload: Expr, why: str, at: Moment) -> Draft:
+    dtype = view.setting.precision.dtype("activations")
+    return Draft("expert", op, axes, at.step.phase, payload, dtype, why + at.step.note)

@@ -9,12 +9,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from meshcost.ledger import Event
 from meshcost.schedule import Schedule
 from meshcost.strategies.base import Strategy
-from meshcost.strategies.pipeline import textbook
 from meshcost.strategies.setting import Setting, Size, divisors, one_of
-from meshcost.strategies.view import View
 
 ScheduleName = Literal[
     "gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "interleaved_zb", "zbv", "dualpipev", "dualpipe"
@@ -91,7 +88,7 @@ class PipelineParallel(Strategy):
         elif given is None and total % stages:
             yield (
                 f"parallel.pipeline.size: {total} blocks do not divide into {stages} stages. "
-                f"{one_of([x for x in divisors(total)])} Or deal them out: layers_per_stage: {_suggest(total, stages)}."
+                f"{one_of(divisors(total))} Or deal them out: layers_per_stage: {_suggest(total, stages)}."
             )
 
     def _micro_batch_problems(self, setting: Setting) -> Iterator[str]:
@@ -110,10 +107,6 @@ class PipelineParallel(Strategy):
                 f"({count}), since it feeds both ends."
             )
 
-    def events(self, view: View) -> Iterator[Event]:
-        """Yield what pipeline parallelism calls in one step."""
-        yield from textbook.events(self, view)
-
 
 def _suggest(total: int, stages: int) -> str:
     """Deal out as evenly as possible; the first and last stages, which have the embedding and the head, get fewer."""
@@ -122,5 +115,3 @@ def _suggest(total: int, stages: int) -> str:
     size, larger = divmod(total, stages)
     first = (stages - larger) // 2
     return str([size + (first <= i < first + larger) for i in range(stages)])
-
-

@@ -3,27 +3,32 @@
 Calls    per boundary and micro-batch: send and recv of the activations forward, of their gradients backward
          tied embedding with its two ends on two ranks: all_reduce of its gradients once a step
          dualpipe: all_reduce of the gradients of the two copies of every stage, once a step
-Sends    (v p - 1) boundaries x m micro-batches x 2 x b s h / c   elements in the whole pipeline; / t with sequence parallelism
+Sends    (v p - 1) x m x 2 x b s h / c   elements in the whole pipeline; / t with sequence parallelism
 Assumes  shapes are known beforehand, so no message describes them
 Source   Narayanan et al. 2021, sections 2.2 and 4.1; Qi et al. 2023, 2024; DeepSeek-AI 2024, section 3.2.1
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from sympy import Expr, Integer
 
 from meshcost import symbols as sym
-from meshcost.ledger import Event
+from meshcost.event import Event
 from meshcost.schedule import Schedule
-from meshcost.strategies.view import View
+from meshcost.strategies.pipeline.options import PipelineParallel
+from meshcost.strategies.view import Draft, Stage, View
 
-if TYPE_CHECKING:
-    from meshcost.strategies.pipeline.options import PipelineParallel
+Way = Literal["forward", "backward"]
+_AXES = ("pipeline",)
+_WORDS = {
+    "forward": ("the activations", "next stage", "stage before"),
+    "backward": ("the gradients of the activations", "stage before", "next stage"),
+}
 
 
-def events(pipeline: "PipelineParallel", view: View) -> Iterator[Event]:
+def events(pipeline: PipelineParallel, view: View) -> Iterator[Event]:
     """Yield the messages between stages, and the sums over copies of the same weights."""
     if pipeline.size == 1:
         return
@@ -33,31 +38,30 @@ def events(pipeline: "PipelineParallel", view: View) -> Iterator[Event]:
     yield from _copies(view)
 
 
-def _messages(pipeline: "PipelineParallel", view: View, phase: Literal["forward", "backward"]) -> Iterator[Event]:
+def _messages(pipeline: PipelineParallel, view: View, phase: Way) -> Iterator[Event]:
     payload = view.tokens * sym.h * sym.b_a
     gather = pipeline.scatter_gather and view.setting.size("tensor") > 1
     if gather:
         payload /= sym.t
-    forward = phase == "forward"
-    what = "the activations" if forward else "the gradients of the activations"
-    there, back = ("next stage", "stage before") if forward else ("stage before", "next stage")
+    what, there, back = _WORDS[phase]
     schedule = view.program.schedule
     for (shift, boundaries), stages in _neighbours(schedule, phase).items():
-        count = _times(boundaries, view)
-        yield from view.at_boundary(
-            "send", phase, payload, count, f"send {what} to the {there}", stages, shift=shift, order=2
-        )
+        send = _draft(view, "send", phase, payload, f"send {what} to the {there}", shift)
+        yield from view.at_boundary(send, _times(boundaries, view), stages, order=2)
     for (shift, boundaries), stages in _neighbours(schedule, phase, receiving=True).items():
-        count = _times(boundaries, view)
-        yield from view.at_boundary(
-            "recv", phase, payload, count, f"receive {what} from the {back}", stages, shift=shift, order=0
-        )
+        recv = _draft(view, "recv", phase, payload, f"receive {what} from the {back}", shift)
+        yield from view.at_boundary(recv, _times(boundaries, view), stages, order=0)
         if gather:
-            whole = sym.T * sym.h * sym.b_a
             why = f"put {what} together again on every tensor rank"
+            whole = _draft(view, "all_gather", phase, sym.T * sym.h * sym.b_a, why, shift)
             yield from view.at_boundary(
-                "all_gather", phase, whole, count, why, stages, axes=("tensor",), shift=shift, order=1
+                replace(whole, axes=("tensor",)), _times(boundaries, view), stages, order=1
             )
+
+
+def _draft(view: View, op: str, phase: Way, payload: Expr, why: str, shift: int) -> Draft:
+    dtype = view.setting.precision.dtype("activations")
+    return Draft("pipeline", op, _AXES, phase, payload, dtype, why, shift=shift)
 
 
 def _times(boundaries: int, view: View) -> Expr:
@@ -71,7 +75,7 @@ def _times(boundaries: int, view: View) -> Expr:
 
 
 def _neighbours(
-    schedule: Schedule, phase: Literal["forward", "backward"], *, receiving: bool = False
+    schedule: Schedule, phase: Way, *, receiving: bool = False
 ) -> dict[tuple[int, int], tuple[int, ...]]:
     """Group ranks by (distance to the peer along the flow, how many of their chunks pass on over that distance)."""
     step = 1 if phase == "forward" else -1
@@ -96,50 +100,35 @@ def _chunks_on(schedule: Schedule, rank: int) -> Iterator[tuple[int, int]]:
 
 
 def _tied_embedding(view: View) -> Iterator[Event]:
-    if not view.tie_ranks:
-        return
     ends = tuple(sorted(view.tie_ranks))
     words = [w for w in view.setting.model.unit_weights("embedding") if w.group == "embedding" and w.trainable]
-    for unit in view.units:
-        if unit.name == "embedding" and words:
-            yield from view.once(
-                "pipeline",
-                "all_reduce",
-                ("pipeline",),
-                replace(unit, stages=ends),
-                "backward",
-                _kept(view, view.local(words[0])) * sym.b_g,
-                "sum the gradients of the tied embedding over its two copies",
-                dtype=view.setting.precision.dtype("reduce"),
-                order=(10,),
-                pairs=(ends,),
-            )
+    if not ends or not words:
+        return
+    elements = _kept(view, view.local(words[0]), "data", "context")
+    why = "sum the gradients of the tied embedding over its two copies"
+    yield from view.once(_sum(view, elements, why, (ends,)), Stage(ends, (), view.values), order=(10,))
 
 
 def _copies(view: View) -> Iterator[Event]:
     """In a bidirectional schedule two ranks hold the same two stages."""
-    if view.program.schedule.placement != "mirror":
+    schedule = view.program.schedule
+    if schedule.placement != "mirror":
         return
     for stage in view.stages:
-        pairs = tuple(dict.fromkeys(view.program.schedule.hosted(rank) for rank in stage.stages))
-        for what, axes in (("trained", ("data", "context")), ("trained_experts", ("expert_data",))):
-            elements = stage.total(what)  # type: ignore[arg-type]
-            yield from view.once(
-                "pipeline",
-                "all_reduce",
-                ("pipeline",),
-                stage,
-                "backward",
-                _kept(view, elements, *axes) * sym.b_g,
-                "sum the gradients of the two copies of these stages",
-                dtype=view.setting.precision.dtype("reduce"),
-                order=(10,),
-                pairs=pairs,
-            )
+        pairs = tuple(dict.fromkeys(schedule.hosted(rank) for rank in stage.stages))
+        for elements in (
+            _kept(view, stage.total("trained"), "data", "context"),
+            _kept(view, stage.total("trained_experts"), "expert_data"),
+        ):
+            why = "sum the gradients of the two copies of these stages"
+            yield from view.once(_sum(view, elements, why, pairs), stage, order=(10,))
+
+
+def _sum(view: View, elements: Expr, why: str, pairs: tuple[tuple[int, ...], ...]) -> Draft:
+    dtype = view.setting.precision.dtype("reduce")
+    return Draft("pipeline", "all_reduce", _AXES, "backward", elements * sym.b_g, dtype, why, pairs)
 
 
 def _kept(view: View, elements: Expr, *axes: str) -> Expr:
-    """What one rank keeps of some gradients: all, or its shard."""
-    if not view.setting.parallel["data"].shards_gradients:
-        return elements
-    return view.shard(elements, *(axes or ("data", "context")))
+    """What one rank keeps of some gradients: all, or its shard over these axes."""
+    return view.shard(elements, *axes) if view.setting.parallel["data"].shards_gradients else elements

@@ -7,20 +7,17 @@ Source   Pascanu et al. 2013 (clipping by the global norm)
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from sympy import Integer
 
-from meshcost.ledger import Event
-from meshcost.strategies.view import Stage, View
-
-if TYPE_CHECKING:
-    from meshcost.strategies.scalars.options import Scalars
+from meshcost.event import Event
+from meshcost.strategies.scalars.options import Scalars
+from meshcost.strategies.view import Draft, Stage, View
 
 _FP32_BYTES = Integer(4)
 
 
-def events(scalars: "Scalars", view: View) -> Iterator[Event]:
+def events(scalars: Scalars, view: View) -> Iterator[Event]:
     """Yield the norm and the loss."""
     everywhere = Stage(tuple(range(view.mesh.stages)), (), view.values)
     if scalars.loss:
@@ -36,32 +33,14 @@ def events(scalars: "Scalars", view: View) -> Iterator[Event]:
 
 
 def _norm(view: View, stage: Stage, axes: tuple[str, ...], what: str) -> Iterator[Event]:
-    yield from view.once(
-        "scalars",
-        "all_reduce",
-        axes,
-        stage,
-        "optimizer",
-        _FP32_BYTES,
-        f"add up the squares for {what}",
-        dtype="fp32",
-        order=(0,),
-    )
+    draft = Draft("scalars", "all_reduce", axes, "optimizer", _FP32_BYTES, "fp32", f"add up the squares for {what}")
+    yield from view.once(draft, stage, order=(0,))
 
 
 def _loss(view: View) -> Iterator[Event]:
     schedule = view.program.schedule
     last = schedule.virtual_stages - 1
     ranks = {schedule.host(last, 0), schedule.host(last, schedule.micro_batches - 1)}
-    stage = Stage(tuple(sorted(ranks)), (), view.values)
-    yield from view.once(
-        "scalars",
-        "all_reduce",
-        ("data", "context", "replicate"),
-        stage,
-        "backward",
-        _FP32_BYTES,
-        "mean loss of the step",
-        dtype="fp32",
-        order=(20,),
-    )
+    axes = ("data", "context", "replicate")
+    draft = Draft("scalars", "all_reduce", axes, "backward", _FP32_BYTES, "fp32", "mean loss of the step")
+    yield from view.once(draft, Stage(tuple(sorted(ranks)), (), view.values), order=(20,))

@@ -6,12 +6,9 @@ Source   Shoeybi et al. 2019 (tensor); Korthikanti et al. 2022 (sequence)
 from collections.abc import Iterator
 from typing import ClassVar
 
-from meshcost.ledger import Event
 from meshcost.models import Weight
 from meshcost.strategies.base import Strategy
-from meshcost.strategies.setting import Setting, common_divisors, one_of
-from meshcost.strategies.tensor import textbook
-from meshcost.strategies.view import View
+from meshcost.strategies.setting import Setting, common_divisors, one_of, split_size
 
 
 class TensorParallel(Strategy):
@@ -59,7 +56,7 @@ class TensorParallel(Strategy):
             vocabulary = weight.group in ("embedding", "head")
             if vocabulary and not self.vocabulary_parallel:
                 continue
-            size = model.number(weight.shape[weight.shard] - weight.whole)
+            size = split_size(model, weight)
             if size % self.size and size not in told:
                 told.add(size)
                 yield self._does_not_divide(weight, size, vocabulary=vocabulary)
@@ -76,7 +73,3 @@ class TensorParallel(Strategy):
                 f"batch.sequence: sequence_parallel cannot split {tokens} tokens of a micro-batch on one rank over "
                 f"{self.size} tensor ranks. Choose a multiple of {self.size * setting.size('context')}."
             )
-
-    def events(self, view: View) -> Iterator[Event]:
-        """Yield what tensor parallelism calls in one step."""
-        yield from textbook.events(self, view)

@@ -10,21 +10,18 @@ Source   Shoeybi et al. 2019, section 3; Narayanan et al. 2021, section 3.2; Kor
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Literal, NamedTuple
 
 from sympy import Add, Expr, Integer
 
 from meshcost import symbols as sym
-from meshcost.ledger import Event
+from meshcost.event import Event, Phase
 from meshcost.models import Region, Weight
-from meshcost.strategies.regions import ENTER, INSIDE, LEAVE, Pass, passes, tensor_regions
-from meshcost.strategies.view import Stage, Unit, View
-
-if TYPE_CHECKING:
-    from meshcost.strategies.tensor.options import TensorParallel
+from meshcost.strategies.regions import BACKWARD, FORWARD, INSIDE, Pass, passes, tensor_regions
+from meshcost.strategies.tensor.options import TensorParallel
+from meshcost.strategies.view import Draft, Stage, Unit, View
 
 _AXES = ("tensor",)
-_FP32_BYTES = 4
 
 
 class Edge(NamedTuple):
@@ -35,7 +32,15 @@ class Edge(NamedTuple):
     what: str
 
 
-def events(tensor: "TensorParallel", view: View) -> Iterator[Event]:
+class Crossing(NamedTuple):
+    """Into a region or out of it, in which pass, at which moment."""
+
+    way: Literal["in", "out"]
+    step: Pass
+    order: tuple[int, ...]
+
+
+def events(tensor: TensorParallel, view: View) -> Iterator[Event]:
     """Yield the calls of blocks, of both ends of the model, and of the gradients of whole weights."""
     if tensor.size == 1:
         return
@@ -52,129 +57,87 @@ def events(tensor: "TensorParallel", view: View) -> Iterator[Event]:
 
 def _region(view: View, unit: Unit, number: int, region: Region, step: Pass) -> Iterator[Event]:
     """Enter through column-parallel weights, leave through row-parallel ones; backward, the other way round."""
-    into = [
-        Edge(width, region.inputs.count(width), f"input of {region.name}") for width in dict.fromkeys(region.inputs)
-    ]
+    widths = dict.fromkeys(region.inputs)
+    into = [Edge(width, region.inputs.count(width), f"input of {region.name}") for width in widths]
     out = [Edge(region.output, 1, f"output of {region.name}")]
     first, last = (into, out) if step.going == "forward" else (out, into)
-    if view.setting.sequence_parallel:
-        yield from _edges(view, unit, "all_gather", first, step, step.order(number, _at(step, ENTER)))
-    yield from _edges(
-        view,
-        unit,
-        "reduce_scatter" if view.setting.sequence_parallel else "all_reduce",
-        last,
-        step,
-        step.order(number, _at(step, LEAVE)),
-    )
-    yield from _split_norms(view, unit, number, region, step)
+    yield from _edges(view, unit, first, Crossing("in", step, step.order(number, step.first)))
+    yield from _edges(view, unit, last, Crossing("out", step, step.order(number, step.last)))
+    if region.split_norms:
+        why = f"statistics of the query and key norms, which run over all heads{step.note}"
+        order = step.order(number, INSIDE - 1)
+        yield from view.call(_fp32_per_token(step.phase, why), unit, order=order, repeat=region.split_norms)
 
 
-def _at(step: Pass, moment: int) -> int:
-    return moment if step.going == "forward" else 10 - moment
-
-
-def _edges(
-    view: View, unit: Unit, op: str, edges: list[Edge], step: Pass, order: tuple[int, ...]
-) -> Iterator[Event]:
-    verb = "collect" if op == "all_gather" else "sum"
+def _edges(view: View, unit: Unit, edges: list[Edge], crossing: Crossing) -> Iterator[Event]:
+    """Entering, collect what sequence parallelism split; leaving, sum what every rank made of its part."""
+    sequence, step = view.setting.sequence_parallel, crossing.step
+    if crossing.way == "in" and not sequence:
+        return
+    op = "all_gather" if crossing.way == "in" else "reduce_scatter" if sequence else "all_reduce"
+    verb = "collect" if crossing.way == "in" else "sum"
     for edge in edges:
-        gradient = "gradient of the " if step.going == "backward" else ""
         yield from view.call(
-            "tensor",
-            op,
-            _AXES,
+            _activations(view, op, edge, step, f"{verb} the {step.gradient}{edge.what}{step.note}"),
             unit,
-            step.phase,
-            sym.T * edge.width * sym.b_a,
-            f"{verb} the {gradient}{edge.what}{step.note}",
-            dtype=view.setting.precision.dtype("activations"),
-            order=order,
+            order=crossing.order,
             repeat=edge.times,
         )
 
 
-def _split_norms(view: View, unit: Unit, number: int, region: Region, step: Pass) -> Iterator[Event]:
-    """A norm over all heads needs the sum of squares of the other ranks: one fp32 number per token, each way."""
-    if region.split_norms:
-        yield from view.call(
-            "tensor",
-            "all_reduce",
-            _AXES,
-            unit,
-            step.phase,
-            sym.T * _FP32_BYTES,
-            f"statistics of the query and key norms, which run over all heads{step.note}",
-            dtype="fp32",
-            order=step.order(number, INSIDE - 1),
-            repeat=region.split_norms,
-        )
+def _activations(view: View, op: str, edge: Edge, step: Pass, why: str) -> Draft:
+    dtype = view.setting.precision.dtype("activations")
+    return Draft("tensor", op, _AXES, step.phase, sym.T * edge.width * sym.b_a, dtype, why)
 
 
-def _embedding(tensor: "TensorParallel", view: View, unit: Unit) -> Iterator[Event]:
+def _fp32_per_token(phase: Phase, why: str) -> Draft:
+    return Draft("tensor", "all_reduce", _AXES, phase, 4 * sym.T, "fp32", why)
+
+
+def _embedding(tensor: TensorParallel, view: View, unit: Unit) -> Iterator[Event]:
     """Each rank looks up the rows that it has; the sum over ranks is the embedding."""
     words = next((w for w in unit.held if w.group == "embedding"), None)
-    if words is None:
-        return
-    edge = [Edge(words.shape[1], 1, "word embeddings")]
-    forward, backward = Pass("forward", "forward", ""), Pass("backward", "backward", "")
-    sequence = view.setting.sequence_parallel
-    op = "reduce_scatter" if sequence else "all_reduce"
-    yield from _edges(view, unit, op, edge, forward, (0,))
-    if sequence:
-        yield from _edges(view, unit, "all_gather", edge, backward, (0,))
+    if words is not None:
+        edge = [Edge(words.shape[1], 1, "word embeddings")]
+        yield from _edges(view, unit, edge, Crossing("out", FORWARD, (0,)))
+        yield from _edges(view, unit, edge, Crossing("in", BACKWARD, (0,)))
 
 
-def _head(tensor: "TensorParallel", view: View, unit: Unit) -> Iterator[Event]:
+def _head(tensor: TensorParallel, view: View, unit: Unit) -> Iterator[Event]:
     """Each rank computes the logits of its part of the vocabulary."""
-    width = _head_width(view, unit)
-    edge = [Edge(width, 1, "input of the head")]
-    forward, backward = Pass("forward", "forward", ""), Pass("backward", "backward", "")
-    if view.setting.sequence_parallel:
-        yield from _edges(view, unit, "all_gather", edge, forward, (1,))
-    yield from _edges(
-        view, unit, "reduce_scatter" if view.setting.sequence_parallel else "all_reduce", edge, backward, (1,)
-    )
+    edge = [Edge(_head_width(view, unit), 1, "input of the head")]
+    yield from _edges(view, unit, edge, Crossing("in", FORWARD, (1,)))
+    yield from _edges(view, unit, edge, Crossing("out", BACKWARD, (1,)))
     if not tensor.loss_parallel:
-        yield from _edges(view, unit, "all_gather", [Edge(sym.V, 1, "logits")], forward, (2,))
+        logits = _activations(view, "all_gather", Edge(sym.V, 1, "logits"), FORWARD, "collect the logits")
+        yield from view.call(logits, unit, order=(2,))
         return
     for number, what in enumerate(("maximum logit", "logit of the target", "sum of exponentials")):
-        yield from view.call(
-            "tensor",
-            "all_reduce",
-            _AXES,
-            unit,
-            "forward",
-            sym.T * _FP32_BYTES,
-            f"vocabulary-parallel cross-entropy: {what} of each token",
-            dtype="fp32",
-            order=(3, number),
-        )
+        why = f"vocabulary-parallel cross-entropy: {what} of each token"
+        yield from view.call(_fp32_per_token("forward", why), unit, order=(3, number))
 
 
 def _head_width(view: View, unit: Unit) -> Expr:
     """Width of what the head multiplies; a tied head is the word embedding again."""
     weights = (*unit.held, *view.setting.model.unit_weights("embedding"))
-    rows = (w for w in weights if w.group in ("head", "embedding") and len(w.shape) == 2)  # noqa: PLR2004
+    rows = (w for w in weights if w.group in ("head", "embedding") and len(w.shape) == 2)
     return next((w.shape[1] for w in rows), sym.h)
 
 
 def _whole_weights(view: View, stage: Stage) -> Iterator[Event]:
     """Weights that no rank splits, although each rank sees only some tokens (sequence parallelism) or some heads."""
     elements = Add(*(unit.blocks * partial for unit in stage.units if (partial := _partial(view, unit)) != 0))
-    if elements != 0:
-        what = "norms and other whole weights" if view.setting.sequence_parallel else "whole weights applied to split heads"
-        yield from view.once(
-            "tensor",
-            "all_reduce",
-            _AXES,
-            stage,
-            "backward",
-            elements * sym.b_g,
-            f"sum the gradients of {what}",
-            dtype=view.setting.precision.dtype("reduce"),
-            order=(0,),
-        )
+    split = "norms and other whole weights" if view.setting.sequence_parallel else "whole weights applied to split heads"
+    draft = Draft(
+        "tensor",
+        "all_reduce",
+        _AXES,
+        "backward",
+        elements * sym.b_g,
+        view.setting.precision.dtype("reduce"),
+        f"sum the gradients of {split}",
+    )
+    yield from view.once(draft, stage, order=(0,))
 
 
 def _partial(view: View, unit: Unit) -> Expr:

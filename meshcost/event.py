@@ -1,0 +1,164 @@
+"""Events: one kind of call each, with what it costs.
+
+An **Event** says what is called, on which group, how often and on how much, in symbols. A **Price**, which an algorithm
+of the collectives shelf puts on it, says what that costs on the wire. **Totals** add events up.
+"""
+
+from bisect import bisect
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from sympy import Expr
+
+from meshcost.errors import LedgerError
+from meshcost.formula import Values, bind
+
+Phase = Literal["forward", "backward", "optimizer"]
+PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
+OPERATIONS = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "send",
+    "recv",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where in a step an event happens.
+
+    ``unit`` is ``embedding``, a kind of block, ``head``, ``boundary`` (between two stages), ``micro_batch`` (after its
+    last backward) or ``step`` (once, after the last micro-batch). ``order`` sorts the events of one unit within one
+    phase. ``repeat`` calls follow each other.
+    ``micro_batches`` says whether it happens for each of them, or only in the first or last pass of its unit.
+    """
+
+    unit: str
+    order: tuple[int, ...] = ()
+    repeat: int = 1
+    micro_batches: Literal["every", "first", "last"] = "every"
+
+
+#: First position, bytes sent and bytes received of positions that are alike, up to the next run.
+Run = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What an event costs under one algorithm: bytes on the wire for one call, by the busiest rank.
+
+    ``sent`` and ``received`` are the closed forms for all calls of the event. ``intra_node_bytes`` and
+    ``inter_node_bytes`` split the sent bytes of the rank that sends the most between nodes. ``runs`` holds (first
+    position, sent, received) where positions in the group differ; it is empty where all ranks of a group send alike.
+    """
+
+    algorithm: str
+    sent: Expr
+    received: Expr
+    sent_bytes: int
+    received_bytes: int
+    intra_node_bytes: int
+    inter_node_bytes: int
+    runs: tuple[Run, ...] = ()
+
+    def at(self, position: int) -> tuple[int, int]:
+        """Bytes (sent, received) of one call by one position of the group."""
+        if not self.runs:
+            return self.sent_bytes, self.received_bytes
+        return self.runs[bisect(self.runs, (position + 1,)) - 1][1:]
+
+
+@dataclass(frozen=True)
+class Event:
+    """One kind of call.
+
+    ``payload`` is the whole logical buffer of one call in bytes, ``count`` the calls of one rank in one step; ``values``
+    gives every symbol its number. ``axes`` name the group, ``stages`` the pipeline stages whose ranks make the call.
+    ``pairs`` restricts a group along the pipeline axis to some stages; ``shift`` is the distance to the peer of a
+    ``send`` within its group.
+    """
+
+    strategy: str
+    op: str
+    axes: tuple[str, ...]
+    group_size: int
+    phase: Phase
+    why: str
+    dtype: str
+    payload: Expr
+    count: Expr
+    values: Values = field(repr=False, compare=False)
+    stages: tuple[int, ...] = (0,)
+    site: Site = Site("step")
+    item_bytes: int = 1
+    pairs: tuple[tuple[int, ...], ...] = ()
+    shift: int = 0
+    price: Price | None = None
+
+    @cached_property
+    def payload_bytes(self) -> int:
+        """Bytes of one call."""
+        return bind(self.payload, self.values)
+
+    @cached_property
+    def calls(self) -> int:
+        """Calls of one rank in one step."""
+        return bind(self.count, self.values)
+
+    def chunk(self, position: int) -> int:
+        """Bytes of the part of the payload that belongs to one position of the group: balanced, whole elements."""
+        elements, size = self.payload_bytes // self.item_bytes, self.group_size
+        return (elements // size + (position < elements % size)) * self.item_bytes
+
+    @property
+    def priced(self) -> Price:
+        """The price; raises LedgerError if no algorithm has put one on this event."""
+        if self.price is None:
+            raise LedgerError(
+                f"{self.strategy} {self.op} has no price: use meshcost.analyze, which adds one."
+            )
+        return self.price
+
+    @cached_property
+    def totals(self) -> "Totals":
+        """All calls of this event by its busiest rank."""
+        price, calls = self.price, self.calls
+        if price is None:
+            return Totals(calls, calls * self.payload_bytes)
+        return Totals(
+            calls,
+            calls * self.payload_bytes,
+            calls * price.sent_bytes,
+            calls * price.received_bytes,
+            calls * price.intra_node_bytes,
+            calls * price.inter_node_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over events: calls, and bytes of payload, sent, received, sent inside a node and sent between nodes.
+
+    >>> Totals(1, 10) + Totals(2, 5)
+    Totals(calls=3, payload_bytes=15, sent_bytes=0, received_bytes=0, intra_node_bytes=0, inter_node_bytes=0)
+    """
+
+    calls: int = 0
+    payload_bytes: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    intra_node_bytes: int = 0
+    inter_node_bytes: int = 0
+
+    def __add__(self, other: "Totals") -> "Totals":
+        """Add field by field."""
+        return Totals(*(getattr(self, name) + getattr(other, name) for name in Totals.__slots__))
+
+    def as_dict(self) -> dict[str, int]:
+        """Name every sum, as JSON has it."""
+        return {name: getattr(self, name) for name in Totals.__slots__}

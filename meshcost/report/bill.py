@@ -1,0 +1,155 @@
+"""What a bill shows, before anybody draws it: which events, in which order, under which names, and whose totals."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from meshcost.errors import LedgerError
+from meshcost.event import Event, Totals
+from meshcost.ledger import Ledger
+
+#: What a bill can be added up by. ``event`` adds nothing up.
+BY = ("event", "strategy", "op", "phase", "axis", "link", "stage", "algorithm")
+
+INSIDE, BETWEEN, UNPLACED = "inside a node", "between nodes", "not told apart"
+
+
+class Line(NamedTuple):
+    """One event of a bill: its number and its name, by which ``explain`` finds it, and what it costs the one who pays."""
+
+    number: int
+    name: str
+    event: Event
+    totals: Totals
+
+
+@dataclass(frozen=True)
+class Bill:
+    """A ledger as it is shown: whole, or for the ranks of one ``stage``, or for one ``rank``.
+
+    Without either, all events are listed and the totals are those of the busiest rank. Raises LedgerError for a stage or
+    rank that does not exist, or that are both given and disagree.
+    """
+
+    ledger: Ledger
+    stage: int | None = None
+    rank: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the stage and the rank."""
+        mesh = self.ledger.mesh
+        if self.rank is not None:
+            home = mesh.stage(self.rank)
+            if self.stage not in (None, home):
+                raise LedgerError(
+                    f"rank {self.rank} is of stage {home}, not {self.stage}: leave one of them out."
+                )
+        if self.stage is not None and not 0 <= self.stage < mesh.stages:
+            raise LedgerError(f"stage {self.stage} does not exist: choose 0 to {mesh.stages - 1}.")
+
+    @cached_property
+    def payer_stage(self) -> int:
+        """Stage of the rank whose totals are shown."""
+        if self.rank is not None:
+            return self.ledger.mesh.stage(self.rank)
+        return self.ledger.busiest_stage if self.stage is None else self.stage
+
+    @property
+    def whole(self) -> bool:
+        """Whether all events are listed."""
+        return self.stage is None and self.rank is None
+
+    @property
+    def payer(self) -> str:
+        """Say whose totals are shown."""
+        where = f" of stage {self.payer_stage}" if self.ledger.mesh.stages > 1 else ""
+        if self.rank is not None:
+            return f"rank {self.rank}{where}"
+        return f"the busiest rank{where}" if self.whole else f"a rank{where}"
+
+    @cached_property
+    def lines(self) -> tuple[Line, ...]:
+        """Events, sorted: strategies that send most first, then by what one event sends, then as they happen."""
+        events = ordered(self.ledger)
+        named = zip(range(1, len(events) + 1), names(events), events, strict=True)
+        return tuple(
+            Line(number, name, event, self._pays(event))
+            for number, name, event in named
+            if self.whole or self.payer_stage in event.stages
+        )
+
+    @cached_property
+    def totals(self) -> Totals:
+        """Totals of the rank that pays."""
+        if self.rank is not None:
+            return self.ledger.rank_totals(self.rank)
+        return self.ledger.by_stage[self.payer_stage]
+
+    def groups(self, by: str) -> dict[str, Totals]:
+        """Add up what the payer pays. Largest first, but stages and phases in their order.
+
+        By ``link``, ``sent_bytes`` is what takes that kind of link, and ``calls`` those of events that use it.
+        """
+        if by == "link":
+            return self._links()
+        if by == "stage":
+            return self._stages()
+        sums: dict[str, Totals] = {}
+        for event in self._own_events():
+            (key,) = _alone(self.ledger, event).group(by, stage=self.payer_stage)
+            sums[key] = sums.get(key, Totals()) + self._pays(event)
+        if by == "phase":
+            return sums
+        return dict(sorted(sums.items(), key=lambda item: -max(item[1].sent_bytes, item[1].received_bytes)))
+
+    def _own_events(self) -> Iterator[Event]:
+        return (event for event in self.ledger if self.payer_stage in event.stages)
+
+    def _pays(self, event: Event) -> Totals:
+        return event.totals if self.rank is None else _alone(self.ledger, event).rank_totals(self.rank)
+
+    def _stages(self) -> dict[str, Totals]:
+        if self.whole:
+            return self.ledger.group("stage")
+        return {str(self.payer_stage): self.totals}
+
+    def _links(self) -> dict[str, Totals]:
+        sums = dict.fromkeys((INSIDE, BETWEEN), Totals())
+        for event in self._own_events():
+            paid = self._pays(event)
+            parts = {INSIDE: paid.intra_node_bytes, BETWEEN: paid.inter_node_bytes}
+            parts[UNPLACED] = paid.sent_bytes - sum(parts.values())
+            for link, sent in parts.items():
+                if sent:
+                    sums[link] = sums.get(link, Totals()) + Totals(calls=paid.calls, sent_bytes=sent)
+        return sums
+
+
+def ordered(ledger: Ledger) -> tuple[Event, ...]:
+    """Sort the events of a ledger as every list of them is shown."""
+    weight = {event.strategy: 0 for event in ledger}
+    for event in ledger:
+        weight[event.strategy] += _moved(event.totals)
+    return tuple(
+        sorted(ledger, key=lambda event: (-weight[event.strategy], event.strategy, -_moved(event.totals)))
+    )
+
+
+def _moved(totals: Totals) -> int:
+    return max(totals.sent_bytes, totals.received_bytes)
+
+
+def names(events: tuple[Event, ...]) -> list[str]:
+    """Name events so that a person can ask for one: strategy, operation and phase; ``.2``, ``.3`` where that repeats."""
+    seen: dict[str, int] = {}
+    found = []
+    for event in events:
+        name = f"{event.strategy}.{event.op}.{event.phase}"
+        seen[name] = seen.get(name, 0) + 1
+        found.append(name if seen[name] == 1 else f"{name}.{seen[name]}")
+    return found
+
+
+def _alone(ledger: Ledger, event: Event) -> Ledger:
+    return replace(ledger, events=(event,))

@@ -1,0 +1,135 @@
+"""The bill as data: JSON, CSV and Markdown. Every number is exact."""
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from meshcost.event import Totals
+from meshcost.formula import pretty
+from meshcost.report.bill import Bill, Line
+
+#: Columns of the events, as in the JSON of a ledger.
+EVENT_COLUMNS = (
+    "number", "event", "strategy", "op", "axes", "group_size", "stages", "phase", "why", "dtype", "count", "payload_bytes",
+    "sent_bytes", "received_bytes", "intra_node_bytes", "inter_node_bytes", "algorithm", "formula_payload", "formula_count",
+    "formula_sent",
+)  # fmt: skip
+_MARKDOWN_COLUMNS = (
+    "number", "strategy", "op", "axes", "group_size", "stages", "phase", "why", "count", "payload_bytes", "sent_bytes",
+    "intra_node_bytes", "inter_node_bytes",
+)  # fmt: skip
+_TOTALS = tuple(Totals.__slots__)
+_LINK = ("calls", "sent_bytes")
+
+Row = Mapping[str, Any]
+
+
+def as_dict(bill: Bill, by: str | None = None) -> dict[str, Any]:
+    """The bill as JSON values: the whole ledger, that of one stage or rank, or sums ``by`` something.
+
+    What has events in it is read back by ``Ledger.from_dict``.
+    """
+    if by not in (None, "event"):
+        return _sums(bill, str(by))
+    if bill.whole:
+        return bill.ledger.to_dict()
+    part = bill.ledger.at_stage(bill.payer_stage).to_dict()
+    part["totals"] = _payer(bill) | bill.totals.as_dict() | {"busiest_stage": bill.payer_stage}
+    part["totals"] |= {
+        f"by_{key}": {name: sums.as_dict() for name, sums in bill.groups(key).items()}
+        for key in ("strategy", "op", "phase", "axis", "stage")
+    }
+    return part
+
+
+def _payer(bill: Bill) -> dict[str, int]:
+    return {"stage": bill.payer_stage} | ({} if bill.rank is None else {"rank": bill.rank})
+
+
+def _sums(bill: Bill, by: str) -> dict[str, Any]:
+    return {
+        "about": dict(bill.ledger.about),
+        "world_size": bill.ledger.mesh.world_size,
+        "by": by,
+        **_payer(bill),
+        "rows": group_rows(bill, by),
+        "totals": bill.totals.as_dict(),
+    }
+
+
+def group_rows(bill: Bill, by: str) -> list[dict[str, Any]]:
+    """One row for each group, its name under the key that it is grouped by."""
+    shown = _LINK if by == "link" else _TOTALS
+    return [
+        {by: name, **{key: number for key, number in sums.as_dict().items() if key in shown}}
+        for name, sums in bill.groups(by).items()
+    ]
+
+
+def event_rows(bill: Bill) -> list[dict[str, Any]]:
+    """One row for each event, in the order in which bills list them."""
+    return [_event_row(line) for line in bill.lines]
+
+
+def _event_row(line: Line) -> dict[str, Any]:
+    event, paid = line.event, line.totals.as_dict()
+    values = {
+        "number": line.number,
+        "event": line.name,
+        "axes": " ".join(event.axes),
+        "stages": " ".join(map(str, event.stages)),
+        "count": event.calls,
+        **paid,
+        "payload_bytes": event.payload_bytes,
+        "algorithm": event.priced.algorithm,
+        "formula_payload": pretty(event.payload),
+        "formula_count": pretty(event.count),
+        "formula_sent": pretty(event.priced.sent),
+    }
+    return {key: values[key] if key in values else getattr(event, key) for key in EVENT_COLUMNS}
+
+
+def as_csv(bill: Bill, by: str | None = None) -> str:
+    """The events, or sums ``by`` something, as CSV with a header."""
+    rows = event_rows(bill) if by in (None, "event") else group_rows(bill, str(by))
+    columns = EVENT_COLUMNS if by in (None, "event") else tuple(rows[0]) if rows else (str(by), *_TOTALS)
+    return csv_text(columns, rows)
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Row]) -> str:
+    """Write rows as CSV.
+
+    >>> csv_text(("a", "b"), [{"a": 1, "b": "x, y"}])
+    'a,b\\n1,"x, y"\\n'
+    """
+    file = io.StringIO()
+    writer = csv.DictWriter(file, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()
+
+
+def as_markdown(bill: Bill, by: str | None = None) -> str:
+    """The events, or sums ``by`` something, as a Markdown table with the totals in its last row."""
+    events = by in (None, "event")
+    rows = event_rows(bill) if events else group_rows(bill, str(by))
+    columns = _MARKDOWN_COLUMNS if events else tuple(rows[0]) if rows else (str(by), *_TOTALS)
+    table = markdown_text(columns, [{key: row[key] for key in columns} for row in rows])
+    if by == "stage":
+        return table
+    sums = bill.totals.as_dict()
+    last = {"count": sums["calls"], **sums, columns[1 if events else 0]: f"**{bill.payer}**"}
+    last.pop("payload_bytes" if events else "", None)
+    return table + _markdown_row([last.get(key, "") for key in columns])
+
+
+def markdown_text(columns: Sequence[str], rows: Sequence[Row]) -> str:
+    """Write rows as a Markdown table; columns of whole numbers are aligned to the right."""
+    numeric = {key for key in columns if rows and all(isinstance(row[key], int) for row in rows)}
+    head = _markdown_row(columns) + _markdown_row(["---:" if key in numeric else "---" for key in columns])
+    return head + "".join(_markdown_row([row[key] for key in columns]) for row in rows)
+
+
+def _markdown_row(cells: Iterable[Any]) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |\n"

@@ -1,0 +1,305 @@
+"""Why one line of a bill costs what it costs: its formulas, its symbols, the numbers put in, and how it grows.
+
+Everything here is read off the event: no formula is written a second time.
+"""
+
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fractions import Fraction
+from typing import Any, NamedTuple, get_args
+
+from sympy import Expr, Symbol
+
+from meshcost import symbols as sym
+from meshcost.collectives import ALGORITHMS
+from meshcost.errors import FormulaError, MeshcostError
+from meshcost.event import Event
+from meshcost.formula import Number, bind, elasticity, pretty, substituted, value
+from meshcost.ledger import Ledger
+from meshcost.report.bill import Bill, Line
+from meshcost.strategies.profiles import PROFILES
+
+#: What the payload of a call is, by operation: the convention of nccl-tests.
+PAYLOAD = {
+    "all_reduce": "the tensor that every rank has and gets the sum of",
+    "all_gather": "the whole output, collected from all ranks",
+    "reduce_scatter": "the whole input, before each rank keeps its part of the sum",
+    "all_to_all": "the whole input of one rank, a part for each other rank",
+    "broadcast": "the tensor that the root has",
+    "reduce": "the tensor that the root gets the sum of",
+    "send": "the message",
+    "recv": "the message",
+}
+_GROWS = {
+    sym.t: "tensor",
+    sym.c: "context",
+    sym.d: "data",
+    sym.r: "replicate",
+    sym.p: "pipeline",
+    sym.e: "expert",
+    sym.t_e: "expert_tensor",
+    sym.B: "global batch",
+    sym.b: "micro-batch",
+    sym.s: "sequence",
+}
+_ALWAYS = (sym.B, sym.b, sym.s)
+
+
+class Formula(NamedTuple):
+    """One formula: what it says, with numbers in place of symbols, and its value."""
+
+    name: str
+    meaning: str
+    formula: Expr
+    substituted: str
+    value: int
+    unit: str
+
+
+class Meaning(NamedTuple):
+    """One symbol here: its value, and its definition where it follows from others."""
+
+    symbol: Symbol
+    value: Number
+    definition: Expr | None
+
+
+class Growth(NamedTuple):
+    """How the bytes sent grow with one quantity.
+
+    ``elasticity`` is percent per percent, at this point; ``doubled`` the factor when the quantity doubles. Each is None
+    where there is none, and ``why`` says so.
+    """
+
+    quantity: str
+    symbol: Symbol
+    elasticity: Fraction | None
+    doubled: Fraction | None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Everything about one event of a ledger."""
+
+    ledger: Ledger
+    line: Line
+
+    @property
+    def event(self) -> Event:
+        """The event that is explained."""
+        return self.line.event
+
+    @property
+    def moves(self) -> str:
+        """Which way the bytes of this call go: ``received`` for a receive, else ``sent``."""
+        return "received" if self.event.op == "recv" else "sent"
+
+    @property
+    def all_calls(self) -> Expr:
+        """Bytes of all calls by the busiest rank, as a formula."""
+        price = self.event.priced
+        return price.received if self.moves == "received" else price.sent
+
+    def formulas(self) -> tuple[Formula, ...]:
+        """Payload, calls, one call on the wire, and all calls."""
+        event, moves = self.event, self.moves
+        found = [
+            self._formula("payload", f"bytes of one call: {PAYLOAD[event.op]}", event.payload, event.values, "B"),
+            self._formula("calls", "calls of one rank in one step", event.count, event.values, ""),
+        ]
+        form = _form(event)
+        if form is not None:
+            meaning = f"bytes that the busiest rank has {moves} in one call ({event.priced.algorithm})"
+            call = {sym.S: event.payload_bytes, sym.n: event.group_size}
+            found.append(self._formula("one call", meaning, form[moves == "received"], call, "B"))
+        meaning = f"bytes that it has {moves} in all calls of one step"
+        return (*found, self._formula(moves, meaning, self.all_calls, event.values, "B"))
+
+    @staticmethod
+    def _formula(name: str, meaning: str, formula: Expr, values: Any, unit: str) -> Formula:
+        return Formula(name, meaning, formula, substituted(formula, values), bind(formula, values), unit)
+
+    def symbols(self) -> tuple[Meaning, ...]:
+        """Every symbol of the formulas, and those by which others are defined."""
+        event = self.event
+        found = {x for y in (event.payload, event.count, self.all_calls) for x in y.free_symbols}
+        known = _definitions(event)
+        for symbol, definition in known.items():
+            if symbol in found:
+                found |= definition.free_symbols
+        named = sorted(found, key=lambda symbol: (str(symbol).lower(), str(symbol)))
+        return tuple(Meaning(symbol, event.values[symbol], known.get(symbol)) for symbol in named)
+
+    def growth(self) -> tuple[Growth, ...]:
+        """How the bytes sent grow with each axis that has ranks, with the batch and with the sequence."""
+        return tuple(self._growth())
+
+    def _growth(self) -> Iterator[Growth]:
+        event = self.event
+        known = _definitions(event)
+        whole, parts = self.all_calls.xreplace(known), [x.xreplace(known) for x in (event.payload, event.count)]
+        for symbol, quantity in _GROWS.items():
+            size = event.values.get(symbol)
+            if size is None or (size == 1 and symbol not in _ALWAYS):
+                continue
+            if symbol == sym.p and self._stages_differ(whole):
+                yield Growth(quantity, symbol, None, None, "depends on how the blocks are dealt out to the stages")
+            else:
+                yield _grown(quantity, symbol, whole, parts, event.values)
+
+    def _stages_differ(self, whole: Expr) -> bool:
+        """Whether the formula holds the blocks of these stages as a number of its own, which p does not tell."""
+        outside = self.event.site.unit in ("embedding", "head", "boundary") or self.event.strategy == "scalars"
+        return self.ledger.mesh.stages > 1 and not outside and not whole.has(sym.p)
+
+    @property
+    def source(self) -> Mapping[str, str]:
+        """What the docstring of the strategy's profile says: ``Calls``, ``Sends``, ``Assumes``, ``Source``."""
+        return _claims_of(self.event.strategy, str(self.ledger.about.get("framework", "textbook")))
+
+    @property
+    def algorithm_source(self) -> str:
+        """Where the algorithm comes from."""
+        found = ALGORITHMS.get(self.event.priced.algorithm)
+        return found.source if found is not None else ""
+
+
+def _form(event: Event) -> tuple[Expr, Expr] | None:
+    algorithm = ALGORITHMS.get(event.priced.algorithm)
+    if algorithm is None or event.op not in algorithm.forms:
+        return None
+    even = event.payload_bytes % (event.group_size * event.item_bytes) == 0
+    return algorithm.wire(event.op, even=even, item=event.item_bytes)
+
+
+def _definitions(event: Event) -> dict[Symbol, Expr]:
+    """Definitions that hold for this event: their symbols are known here, and the value is the one defined."""
+    found = {}
+    for symbol, definition in sym.DEFINITIONS.items():
+        if symbol in event.values and all(x in event.values for x in definition.free_symbols):
+            if value(definition, event.values) == event.values[symbol]:
+                found[symbol] = definition
+    return found
+
+
+def _grown(quantity: str, symbol: Symbol, whole: Expr, parts: list[Expr], values: Mapping[Symbol, Any]) -> Growth:
+    twice = {**values, symbol: 2 * values[symbol]}
+    try:
+        slope = elasticity(whole, symbol, values)
+    except (FormulaError, AttributeError, ZeroDivisionError):
+        slope = None  # it grows in steps
+    uneven = [name for name, part in zip(("payload", "calls"), parts, strict=True) if _broken(part, twice)]
+    if uneven:
+        why = f"cannot double here: {' and '.join(uneven)} would not be whole"
+        return Growth(quantity, symbol, slope, None, why)
+    before, after = value(whole, values), value(whole, twice)
+    doubled = Fraction(after) / Fraction(before) if before else None
+    return Growth(quantity, symbol, slope, doubled, "" if slope is not None else "grows in steps")
+
+
+def _broken(part: Expr, values: Mapping[Symbol, Any]) -> bool:
+    return Fraction(value(part, values)).denominator != 1
+
+
+_FIELD = re.compile(r"^([A-Z][a-z]+) {2,}(\S.*(?:\n +\S.*)*)", re.MULTILINE)
+
+
+def claims(docstring: str) -> dict[str, str]:
+    """Read the fields of a docstring (``Calls``, ``Sends``, ``Assumes``, ``Source``), each as one line.
+
+    >>> claims("Title.\\n\\nAssumes  much\\n         more\\nSource   A 2020\\n")
+    {'Assumes': 'much; more', 'Source': 'A 2020'}
+    """
+    return {
+        name: "; ".join(line.strip().rstrip(";") for line in text.splitlines()) for name, text in _FIELD.findall(docstring)
+    }
+
+
+def _claims_of(strategy: str, framework: str) -> dict[str, str]:
+    for kind, writer in PROFILES.get(framework, {}).items():
+        if strategy in _names(kind):
+            return claims(sys.modules[writer.__module__].__doc__ or "")
+    return {}
+
+
+def _names(kind: Any) -> set[str]:
+    """Names under which a strategy writes its events: its axis, or what it lets a person choose from."""
+    chosen = kind.model_fields.get("strategy")
+    own = getattr(kind, "axis", kind.__name__.lower())
+    return {own, *get_args(chosen.annotation)} if chosen is not None else {own}
+
+
+def find(ledger: Ledger, wanted: str) -> Explanation:
+    """Explain one event: by its number, its name, or the beginning of a name that no other shares.
+
+    Raises MeshcostError with near matches if there is none, or several.
+    """
+    lines = Bill(ledger).lines
+    exact = [line for line in lines if wanted in (str(line.number), line.name)]
+    chosen = exact or [line for line in lines if line.name.startswith(wanted)]
+    if len(chosen) == 1:
+        return Explanation(ledger, chosen[0])
+    raise MeshcostError(_several(wanted, chosen) if chosen else _none(wanted, lines))
+
+
+def _several(wanted: str, lines: list[Line]) -> str:
+    shown = ", ".join(f"{line.name} ({line.number})" for line in lines[:6])
+    more = f" and {len(lines) - 6} more" if len(lines) > 6 else ""
+    return f"event {wanted!r}: {len(lines)} events begin so: {shown}{more}."
+
+
+def _none(wanted: str, lines: tuple[Line, ...]) -> str:
+    if not lines:
+        return f"event {wanted!r}: this job has no events: it communicates nothing."
+    if wanted.lstrip("-").isdigit():
+        return f"event {wanted!r}: there is none of that number. Choose 1 to {len(lines)}."
+    near = get_close_matches(wanted, [line.name for line in lines], 3, 0.3)
+    hint = f" Near: {', '.join(near)}." if near else ""
+    return f"event {wanted!r}: there is none of that name.{hint} meshcost explain JOB lists all {len(lines)}."
+
+
+def as_dict(explanation: Explanation) -> dict[str, Any]:
+    """One explanation as JSON values; fractions are text, as ``1/15``."""
+    event, line = explanation.event, explanation.line
+    formulas = explanation.formulas()
+    claimed = explanation.source
+    return {
+        "number": line.number,
+        "event": line.name,
+        **{name: getattr(event, name) for name in ("strategy", "op", "phase", "why", "dtype", "group_size")},
+        "axes": list(event.axes),
+        "stages": list(event.stages),
+        "algorithm": event.priced.algorithm,
+        "formulas": {
+            x.name.replace(" ", "_"): {
+                "meaning": x.meaning, "formula": pretty(x.formula), "substituted": x.substituted, "value": x.value,
+            }
+            for x in formulas
+        },
+        "symbols": {
+            str(x.symbol): {
+                "meaning": sym.meaning(x.symbol),
+                "unit": sym.unit(x.symbol),
+                "value": x.value if isinstance(x.value, int) else str(x.value),
+                "definition": None if x.definition is None else pretty(x.definition),
+            }
+            for x in explanation.symbols()
+        },
+        "totals": {name: number for name, number in event.totals.as_dict().items() if name != "payload_bytes"},
+        "growth": {
+            x.quantity: {
+                "symbol": str(x.symbol),
+                "elasticity": None if x.elasticity is None else str(x.elasticity),
+                "doubled": None if x.doubled is None else str(x.doubled),
+                "why": x.why,
+            }
+            for x in explanation.growth()
+        },
+        "source": claimed.get("Source", ""),
+        "assumes": claimed.get("Assumes", ""),
+        "algorithm_source": explanation.algorithm_source,
+    }  # fmt: skip

@@ -1,0 +1,178 @@
+"""An explanation as a page, and the list of what can be explained."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from textwrap import wrap
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from meshcost import symbols as sym
+from meshcost.formula import pretty, substituted
+from meshcost.report import words
+from meshcost.report.bill import BETWEEN, INSIDE, Bill
+from meshcost.report.explain import Explanation, Formula, Growth
+from meshcost.report.grid import Column, Grid
+from meshcost.report.terminal import header
+from meshcost.units import human_bytes
+
+Pairs = list[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """All events of a bill with the numbers and names by which they are explained, as a rich renderable."""
+
+    bill: Bill
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield lines that fit the console."""
+        signs = words.glyphs(options)
+        yield from header(self.bill, signs)
+        yield Text("")
+        grid = Grid(
+            (
+                Column("#", style="dim"),
+                Column("event", style="bold"),
+                Column("on", drop=2, least=10),
+                Column("why", drop=1, least=20),
+                Column("sent", "right"),
+            ),
+            signs.line,
+        )
+        for line in self.bill.lines:
+            on = words.group(line.event, self.bill.ledger.mesh, signs)
+            grid.row(str(line.number), line.name, on, line.event.why, words.size(line.totals.sent_bytes))
+        yield from grid.fit(options.max_width)
+        yield Text("")
+        yield Text("One of them in full: meshcost explain JOB with its number, its name or the beginning of it", "dim")
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One explanation as a rich renderable."""
+
+    explanation: Explanation
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield a page that fits the console."""
+        signs, shown = words.glyphs(options), self.explanation
+        yield Text.assemble((f"{shown.line.number}  ", "dim"), (shown.line.name, "bold"))
+        yield Text(_in_words(shown, signs))
+        formulas = shown.formulas()
+        yield from _section("Formulas", [_formula_table(formulas)])
+        yield from _section("Symbols", [_symbol_table(shown)])
+        yield from _section("Step by step", _steps(shown, formulas, options.max_width - 2))
+        yield from _section(f"How what is {shown.moves} grows", _growth(shown.growth(), shown.moves))
+        yield from _section("Who says so", [_source_table(shown)])
+
+
+def _in_words(shown: Explanation, signs: words.Glyphs) -> str:
+    event, mesh = shown.event, shown.ledger.mesh
+    on = words.group(event, mesh, signs)
+    several = "stages" if len(event.stages) > 1 else "stage"
+    stages = f" of {several} {words.runs(event.stages)}" if mesh.stages > 1 else ""
+    times = words.plural(event.calls, "time")
+    partner = {"send": "to one rank of", "recv": "from one rank of"}.get(event.op, "with")
+    return (
+        f"In one step each rank{stages} calls {event.op} {times} in {event.phase}, {partner} its group of "
+        f"{words.plural(event.group_size, 'rank')} ({on}), on {human_bytes(event.payload_bytes)} of {event.dtype} each. "
+        f"Why: {event.why}."
+    )
+
+
+def _section(heading: str, contents: "Iterator[Text] | list[Table]") -> Iterator[Text | Padding]:
+    yield Text("")
+    yield Text(heading, style="bold cyan")
+    for content in contents:
+        yield Padding(content, (0, 0, 0, 2))
+
+
+def _table(*styles: str) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for style in styles:
+        table.add_column(style=style, overflow="fold")
+    return table
+
+
+def _formula_table(formulas: tuple[Formula, ...]) -> Table:
+    table = _table("", "bold", "")
+    table.columns[0].no_wrap = True
+    for x in formulas:
+        symbols = "; S: payload, n: ranks of the group" if x.formula.has(sym.S) or x.formula.has(sym.n) else ""
+        table.add_row(Text(x.name), Text(pretty(x.formula)), Text(x.meaning + symbols))
+    return table
+
+
+def _symbol_table(shown: Explanation) -> Table:
+    table = _table("bold", "", "dim", "")
+    table.columns[1].justify, table.columns[1].no_wrap, table.columns[0].no_wrap = "right", True, True
+    for x in shown.symbols():
+        number = f"{x.value:,}" if isinstance(x.value, int) else str(x.value)
+        text = sym.meaning(x.symbol)
+        if x.definition is not None:
+            put_in = substituted(x.definition, shown.event.values)
+            text = f"{text.partition(':')[0]}: {pretty(x.definition)} = {put_in}"
+        table.add_row(Text(str(x.symbol)), Text(number), Text(sym.unit(x.symbol)), Text(text))
+    return table
+
+
+def _steps(shown: Explanation, formulas: tuple[Formula, ...], width: int) -> Iterator[Text]:
+    for x in formulas[:-1]:
+        yield from _substitution(x, width)
+    last, totals = formulas[-1], shown.event.totals
+    calls, one = formulas[1].value, formulas[-2]
+    yield from _substitution(last, width)
+    if one.name == "one call":
+        check = "the same" if calls * one.value == last.value else "NOT the same"
+        yield Text(f"that is calls * one call = {calls} * {one.value}: {check}")
+    if shown.moves == "sent" and totals.sent_bytes:
+        yield Text("")
+        for name, part in ((INSIDE, totals.intra_node_bytes), (BETWEEN, totals.inter_node_bytes)):
+            yield Text(f"{name}: {part:,} B ({words.share(part, totals.sent_bytes)})")
+
+
+def _substitution(x: Formula, width: int) -> Iterator[Text]:
+    pad = " " * len(x.name)
+    result = f"{x.value:,} {x.unit}".rstrip()
+    if x.unit == "B" and x.value >= 1000:
+        result += f" ({human_bytes(x.value)})"
+    yield _equation(x.name, pretty(x.formula), width)
+    if x.substituted not in (pretty(x.formula), str(x.value)):
+        yield _equation(pad, x.substituted, width)
+    yield Text.assemble(f"{pad} = ", (result, "bold"))
+
+
+def _equation(left: str, right: str, width: int) -> Text:
+    """Write an equation; a long one goes on below its own beginning."""
+    indent = len(left) + 3
+    lines = wrap(right, max(20, width - indent), break_long_words=False, break_on_hyphens=False)
+    return Text(f"{left} = " + ("\n" + " " * indent).join(lines))
+
+
+def _growth(growths: tuple[Growth, ...], moves: str) -> Iterator[Text]:
+    width = max((len(x.quantity) for x in growths), default=0)
+    for x in growths:
+        slope = "" if x.elasticity is None else f" (elasticity {x.elasticity})"
+        if x.doubled is not None:
+            effect = f"x2 -> {moves} x{float(x.doubled):.4g}"
+        else:
+            effect = x.why or "no effect"
+        yield Text(f"{x.quantity:<{width}}  {effect}{slope}" + (f"; {x.why}" if x.doubled is not None and x.why else ""))
+    yield Text("")
+    yield Text("Elasticity: percent that it grows when the quantity alone grows by one percent.", style="dim")
+
+
+def _source_table(shown: Explanation) -> Table:
+    claimed = shown.source
+    table = _table("", "")
+    for name, text in (
+        ("Source", claimed.get("Source", "a strategy of another package")),
+        ("Assumes", claimed.get("Assumes", "")),
+        ("Algorithm", f"{shown.event.priced.algorithm}: {shown.algorithm_source}"),
+    ):
+        if text:
+            table.add_row(Text(name, no_wrap=True), Text(text))
+    return table

@@ -1,0 +1,252 @@
+"""The bill in a terminal: what a step costs at a glance, then every kind of call.
+
+``bill(ledger)`` is a rich renderable. It fits any width from 60 columns on and keeps to ASCII where the terminal has no
+more.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from meshcost.event import Totals
+from meshcost.ledger import Ledger
+from meshcost.report import words
+from meshcost.report.bill import BETWEEN, INSIDE, Bill, Line
+from meshcost.report.grid import Column, Grid
+from meshcost.report.words import Glyphs, size
+
+_HEAD, _STRATEGY, _TOTAL = "bold", "bold cyan", "bold"
+_INSIDE, _BETWEEN = "green", "yellow"
+_LONGEST_BAR = 48
+_PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
+_WIDE, _MIDDLE = 120, 96
+
+
+def bill(ledger: Ledger, *, ascii_only: bool | None = None, exact: bool = False) -> "Shown":
+    """Show a whole ledger. ``ascii_only`` None asks the console; ``exact`` writes every digit of every byte."""
+    return Shown(Bill(ledger), ascii_only=ascii_only, exact=exact)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A bill as a rich renderable: the overview and all events, or the sums ``by`` something."""
+
+    bill: Bill
+    by: str | None = None
+    ascii_only: bool | None = None
+    exact: bool = False
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield lines that fit the console."""
+        signs, width = words.glyphs(options, self.ascii_only), options.max_width
+        yield from header(self.bill, signs)
+        if self.by is None:
+            yield Text("")
+            yield from _summary(self.bill, signs, width)
+        yield Text("")
+        if self.by in (None, "event"):
+            yield from _events(self.bill, signs, width, exact=self.exact)
+            yield Text("")
+            yield from _closing(self.bill)
+        else:
+            yield from _groups(self.bill, str(self.by), signs, width, exact=self.exact)
+
+
+def header(bill: Bill, signs: Glyphs) -> Iterator[Text]:
+    """Say what is trained, where and on what."""
+    about, mesh = bill.ledger.about, bill.ledger.mesh
+    line = Text()
+    line.append(str(about.get("model") or "a model without a name"), _HEAD)
+    if "weights" in about:
+        line.append(f"  {words.human_count(about['weights'])} weights")
+    line.append(f"  {about.get('framework', 'textbook')}", "dim")
+    yield line
+    world = words.product(dict(mesh.axes), signs)
+    gpus = words.plural(mesh.world_size, "GPU") + (f" = {world}" if world else "")
+    yield Text(f"{gpus}  on {_nodes(bill)}")
+    if mesh.expert:
+        sizes = words.product(dict(mesh.expert), signs)
+        yield Text(f"experts, in each stage: {sizes or 'one group'}")
+    if "global_batch" in about:
+        yield Text(_batch(about))
+
+
+def _nodes(bill: Bill) -> str:
+    mesh, cluster = bill.ledger.mesh, bill.ledger.about.get("cluster")
+    nodes = -(-mesh.world_size // mesh.gpus_per_node)
+    room = f"{words.plural(nodes, 'node')} of {words.plural(mesh.gpus_per_node, 'GPU')}"
+    return f"{room} ({cluster})" if cluster else f"{room} (assumed: the job names no cluster)"
+
+
+def _batch(about: Mapping[str, int]) -> str:
+    micro_batches = words.plural(about["micro_batches"], "micro-batch", "micro-batches")
+    return (
+        f"{words.plural(about['global_batch'], 'sequence')} of {words.plural(about['sequence'], 'token')} a step, "
+        f"{micro_batches} of {about['micro_batch']:,} on each rank"
+    )
+
+
+def _summary(bill: Bill, signs: Glyphs, width: int) -> Iterator[Text]:
+    totals = bill.totals
+    line = Text(f"One step, {bill.payer}: ")
+    line.append(f"sends {size(totals.sent_bytes)}", _HEAD)
+    line.append(f" in {words.plural(totals.calls, 'call')}")
+    yield line
+    if totals.sent_bytes:
+        yield from _bars(bill, signs, width)
+        yield from _legend(totals, signs)
+    yield from _spread(bill)
+
+
+def _bars(bill: Bill, signs: Glyphs, width: int) -> Iterator[Text]:
+    groups = bill.groups("strategy")
+    most, whole = max(x.sent_bytes for x in groups.values()), bill.totals.sent_bytes
+    name_width = max(map(len, groups))
+    room = max(8, min(_LONGEST_BAR, width - name_width - 24))
+    for name, sums in groups.items():
+        inside = _cells(sums.sent_bytes - sums.inter_node_bytes, most, room)
+        between = _cells(sums.inter_node_bytes, most, room)
+        line = Text(f"  {name:<{name_width}}  ", no_wrap=True)
+        line.append(signs.inside * inside, _INSIDE)
+        line.append(signs.between * between, _BETWEEN)
+        line.append(" " * max(0, room - inside - between))
+        line.append(f"  {size(sums.sent_bytes):>8}  {words.share(sums.sent_bytes, whole):>7}")
+        yield line
+
+
+def _cells(part: int, most: int, room: int) -> int:
+    return max(1, round(room * part / most)) if part * 1000 > most else 0
+
+
+def _legend(totals: Totals, signs: Glyphs) -> Iterator[Text]:
+    between, whole = totals.inter_node_bytes, totals.sent_bytes
+    inside = totals.intra_node_bytes
+    line = Text("  ")
+    line.append(signs.inside, _INSIDE)
+    line.append(f" {INSIDE} {size(inside)} ({words.share(inside, whole)})   ")
+    line.append(signs.between, _BETWEEN)
+    line.append(f" {BETWEEN} {size(between)} ({words.share(between, whole)})")
+    yield line
+
+
+def _spread(bill: Bill) -> Iterator[Text]:
+    """Say what a rank of each stage sends, equal neighbours together."""
+    stages = bill.ledger.by_stage
+    if len(stages) == 1 or not bill.whole:
+        return
+    sent = [sums.sent_bytes for sums in stages]
+    together = [tuple(i for i, _ in run) for _, run in groupby(enumerate(sent), key=lambda pair: pair[1])]
+    if len(together) <= 8:
+        parts = [f"{words.runs(stage)}: {size(sent[stage[0]])}" for stage in together]
+        yield Text(f"  a rank of each stage sends   {'   '.join(parts)}")
+    else:
+        low, high = min(sent), max(sent)
+        yield Text(f"  a rank of a stage sends from {size(low)} (stage {sent.index(low)}) to {size(high)}")
+
+
+def _events(bill: Bill, signs: Glyphs, width: int, *, exact: bool) -> Iterator[Text]:
+    mesh, wide = bill.ledger.mesh, width >= _WIDE
+    staged = mesh.stages > 1 and bill.whole
+    grid = Grid(_columns(width, staged=staged), signs.line)
+    paid = bill.groups("strategy")
+    for strategy, lines in groupby(bill.lines, key=lambda line: line.event.strategy):
+        sums = paid.get(strategy, Totals())
+        blank = ("",) * (7 if staged else 6)
+        grid.row(strategy, *blank, *_figures(sums, "", exact=exact), span=True, style=_STRATEGY)
+        for line in lines:
+            grid.row(*_cells_of(line, bill, signs, wide=wide, staged=staged, exact=exact))
+    grid.line()
+    blank = ("",) * (7 if staged else 6)
+    grid.row(bill.payer, *blank, *_figures(bill.totals, "", exact=exact), span=True, style=_TOTAL)
+    yield from grid.fit(width)
+
+
+def _columns(width: int, *, staged: bool) -> list[Column]:
+    return [
+        Column("#", style="dim"),
+        Column("operation"),
+        Column("on", least=10),
+        *([Column("stage", drop=1, least=5)] if staged else []),
+        Column("phase"),
+        Column("why", least=26 if width >= _MIDDLE else 17),
+        Column("dtype", drop=5),
+        Column("as", drop=6),
+        Column("calls", "right"),
+        Column("payload", "right", drop=2),
+        Column("sent", "right", style="bold"),
+        Column("inside", "right", drop=4, style=_INSIDE),
+        Column("between", "right", drop=3, style=_BETWEEN),
+    ]
+
+
+def _cells_of(line: Line, bill: Bill, signs: Glyphs, *, wide: bool, staged: bool, exact: bool) -> list[str]:
+    event = line.event
+    return [
+        str(line.number),
+        event.op,
+        words.group(event, bill.ledger.mesh, signs),
+        *([words.runs(event.stages)] if staged else []),
+        event.phase if wide else _PHASES[event.phase],
+        event.why,
+        event.dtype,
+        event.priced.algorithm,
+        *_figures(line.totals, size(event.payload_bytes, exact=exact), exact=exact),
+    ]
+
+
+def _figures(totals: Totals, payload: str, *, exact: bool) -> tuple[str, ...]:
+    paid = (totals.sent_bytes, totals.intra_node_bytes, totals.inter_node_bytes)
+    sent, inside, between = (size(x, exact=exact) for x in paid)
+    return (f"{totals.calls:,}", payload, sent, inside, between)
+
+
+def _closing(bill: Bill) -> Iterator[Text]:
+    staged = bill.ledger.mesh.stages > 1 and bill.whole
+    yield Text(
+        "Calls: of one rank in one step. Payload: the whole buffer of one call. Sent: by the busiest rank of the group, all "
+        "calls together, without protocol headers. GB is 10^9 bytes; --exact writes every digit."
+        + (" Sums count only what that one rank calls, not the rows of other stages." if staged else ""),
+        style="dim",
+    )
+    yield Text("The formula behind a row: meshcost explain JOB NUMBER", style="dim")
+
+
+def _groups(bill: Bill, by: str, signs: Glyphs, width: int, *, exact: bool) -> Iterator[Text]:
+    groups, whole = bill.groups(by), bill.totals.sent_bytes
+    links = by == "link"
+    grid = Grid(
+        [
+            Column({"op": "operation"}.get(by, by), least=12),
+            Column("calls", "right"),
+            Column("payload", "right", drop=2),
+            Column("sent", "right", style="bold"),
+            Column("share", "right", drop=1),
+            Column("received", "right", drop=4),
+            Column("inside", "right", drop=3, style=_INSIDE),
+            Column("between", "right", drop=3, style=_BETWEEN),
+        ],
+        signs.line,
+    )
+    if links:
+        grid.columns = [x for x in grid.columns if x.title in ("link", "calls", "sent", "share")]
+    for name, sums in groups.items():
+        grid.row(*_group_cells(name, sums, whole, links=links, exact=exact))
+    if by != "stage":
+        grid.line()
+        grid.row(*_group_cells(bill.payer, bill.totals, whole, links=links, exact=exact), style=_TOTAL)
+    yield from grid.fit(width)
+    if by == "stage":
+        yield Text("")
+        yield Text("Each row is one rank of that stage; shares are of the busiest.", style="dim")
+
+
+def _group_cells(name: str, sums: Totals, whole: int, *, links: bool, exact: bool) -> list[str]:
+    bare = [name, f"{sums.calls:,}"]
+    sent = [size(sums.sent_bytes, exact=exact), words.share(sums.sent_bytes, whole)]
+    if links:
+        return bare + sent
+    rest = (sums.received_bytes, sums.intra_node_bytes, sums.inter_node_bytes)
+    return [*bare, size(sums.payload_bytes, exact=exact), *sent, *(size(x, exact=exact) for x in rest)]

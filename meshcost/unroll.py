@@ -1,0 +1,82 @@
+"""Unrolling: from the events of a ledger to the exact calls that one rank makes, in order."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from meshcost.event import PHASES, Event, Phase
+from meshcost.mesh import Group, Mesh
+from meshcost.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call that one rank makes: what it puts in, what it gets out, with whom."""
+
+    op: str
+    ranks: tuple[int, ...]
+    in_bytes: int
+    out_bytes: int
+    dtype: str
+    phase: Phase
+    strategy: str
+    why: str
+    unit: str
+    micro_batch: int | None = None
+
+
+def group_of(event: Event, mesh: Mesh, rank: int) -> Group:
+    """Ranks of the group in which a rank makes this call."""
+    members = mesh.group(rank, event.axes)
+    if not event.pairs:
+        return members
+    stage = mesh.stage(rank)
+    together = next(pair for pair in event.pairs if stage in pair)
+    return tuple(member for member in members if mesh.stage(member) in together)
+
+
+class Unroller:
+    """Walks through the program of one rank and emits the calls of the events it passes."""
+
+    def __init__(self, events: Iterable[Event], mesh: Mesh, program: Program, rank: int) -> None:
+        """Sort the events of the rank's stage by the place where they happen."""
+        self.mesh, self.program, self.rank = mesh, program, rank
+        self.stage = mesh.stage(rank)
+        self.groups: dict[tuple[object, ...], Group] = {}
+        self.sites: dict[tuple[str, str], list[Event]] = {}
+        for event in events:
+            if self.stage in event.stages:
+                self.sites.setdefault((event.site.unit, event.phase), []).append(event)
+        for found in self.sites.values():
+            found.sort(key=lambda event: event.site.order)
+
+    def calls(self) -> Iterator[Call]:
+        """Yield the calls in order."""
+        for part in self.program.walk(self.stage):
+            for event in self.sites.get((part.unit, part.phase), ()):
+                if part.allows(event.op, event.site.micro_batches, event.shift):
+                    call = self._call(event, part.label, part.micro_batch, part.peer_stage)
+                    yield from (call for _ in range(event.site.repeat))
+        for phase in PHASES:
+            for event in self.sites.get(("step", phase), ()):
+                yield self._call(event, "step", None, None)
+
+    def _call(self, event: Event, unit: str, micro_batch: int | None, peer_stage: int | None) -> Call:
+        key = (event.axes, event.pairs)
+        if key not in self.groups:
+            self.groups[key] = group_of(event, self.mesh, self.rank)
+        group = self.groups[key]
+        position = group.index(self.rank)
+        into, out = event.payload_bytes, event.payload_bytes
+        ranks = group
+        if event.op == "all_gather":
+            into = event.chunk(position)
+        elif event.op == "reduce_scatter":
+            out = event.chunk(position)
+        elif event.op in ("send", "recv"):
+            shift = event.shift if event.op == "send" else -event.shift
+            peer = group[(position + shift) % len(group)] if peer_stage is None else group[peer_stage]
+            ranks = (self.rank, peer) if event.op == "send" else (peer, self.rank)
+            into, out = (into, 0) if event.op == "send" else (0, out)
+        return Call(
+            event.op, ranks, into, out, event.dtype, event.phase, event.strategy, event.why, unit, micro_batch
+        )

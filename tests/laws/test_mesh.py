@@ -1,0 +1,93 @@
+"""The mesh: coordinates and ranks are the same thing, groups part the world, experts are carved out of a stage."""
+
+from itertools import combinations
+from math import prod
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshcost import testing
+from meshcost.errors import LedgerError
+from meshcost.mesh import EXPERT_AXES, Mesh
+
+
+def every_axes(mesh: Mesh):
+    """All sets of axes that lie in one factoring."""
+    for names in (tuple(mesh.axes), tuple(mesh.expert or ())):
+        for count in range(1, len(names) + 1):
+            yield from combinations(names, count)
+
+
+@given(testing.meshes())
+def test_a_rank_has_one_place_and_a_place_one_rank(mesh: Mesh):
+    places = [tuple(mesh.coordinates(rank)[axis] for axis in mesh.axes) for rank in range(mesh.world_size)]
+    assert len(set(places)) == mesh.world_size == prod(mesh.axes.values())
+    strides = dict.fromkeys(mesh.axes, 1)
+    for i, axis in enumerate(mesh.axes):
+        strides[axis] = prod(list(mesh.axes.values())[:i])
+    for rank, place in enumerate(places):
+        assert rank == sum(at * strides[axis] for at, axis in zip(place, mesh.axes, strict=True))
+
+
+@given(testing.meshes())
+def test_groups_part_the_world(mesh: Mesh):
+    for axes in every_axes(mesh):
+        groups = [tuple(group) for group in mesh.groups(axes)]
+        assert {len(group) for group in groups} == {mesh.size(*axes)}
+        assert sorted(rank for group in groups for rank in group) == list(range(mesh.world_size))
+
+
+@given(testing.meshes(), st.data())
+def test_a_group_is_who_differs_only_along_its_axes(mesh: Mesh, data):
+    axes = data.draw(st.sampled_from(list(every_axes(mesh))))
+    rank = data.draw(st.integers(0, mesh.world_size - 1))
+    own = EXPERT_AXES if set(axes) & set(EXPERT_AXES) else tuple(mesh.axes)
+    kept = [axis for axis in (*own, "pipeline") if axis not in axes and axis in mesh.coordinates(rank)]
+    here = mesh.coordinates(rank)
+    alike = [x for x in range(mesh.world_size) if all(mesh.coordinates(x)[axis] == here[axis] for axis in kept)]
+    assert list(mesh.group(rank, axes)) == alike
+
+
+@given(testing.meshes())
+def test_experts_are_consecutive_ranks_of_one_stage(mesh: Mesh):
+    """DESIGN, section 4: expert_tensor innermost, then expert, then what is left, strided; torchtitan and Megatron agree."""
+    if not mesh.expert:
+        return
+    for stage in range(mesh.stages):
+        ranks = [rank for rank in range(mesh.world_size) if mesh.stage(rank) == stage]
+        split, experts = mesh.expert["expert_tensor"], mesh.expert["expert"]
+        for index, rank in enumerate(ranks):
+            place = mesh.coordinates(rank)
+            assert place["expert_tensor"] == index % split
+            assert place["expert"] == index // split % experts
+            assert place["expert_data"] == index // (split * experts) % mesh.expert["expert_data"]
+
+
+def test_the_example_of_the_design():
+    """Two tensor ranks, four data ranks, four expert ranks: experts take consecutive ranks, copies are four apart."""
+    mesh = Mesh(
+        {"tensor": 2, "data": 4, "pipeline": 2},
+        {"expert_tensor": 1, "expert": 4, "expert_data": 2, "expert_replicate": 1},
+    )
+    assert mesh.group(0, ("expert",)) == (0, 1, 2, 3)
+    assert mesh.group(5, ("expert_data",)) == (1, 5)
+    assert mesh.group(13, ("expert_data",)) == (9, 13)
+    assert mesh.group(13, ("expert_data", "pipeline")) == (1, 5, 9, 13)
+
+
+@given(testing.meshes(), st.data())
+def test_samples_cross_nodes_in_every_way_that_groups_do(mesh: Mesh, data):
+    axes = data.draw(st.sampled_from(list(every_axes(mesh))))
+    stages = tuple(range(mesh.stages))
+
+    def crossings(group):
+        return tuple(rank // mesh.gpus_per_node - group[0] // mesh.gpus_per_node for rank in group)
+
+    assert {crossings(x) for x in mesh.samples(axes, stages)} >= {crossings(x) for x in mesh.groups(axes)}
+
+
+def test_a_rank_outside_the_world_is_an_error():
+    for rank in (-1, 4):
+        with pytest.raises(LedgerError, match="choose 0 to 3"):
+            Mesh({"data": 4}).coordinates(rank)
