@@ -6,6 +6,8 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
+from meshcost import analyze, load
+
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
     """Seconds of one call, and what it returned."""
@@ -15,11 +17,7 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def main(job: str, repeats: int = 7) -> None:
-    """Print seconds of the import, of the first bill and of later ones, and of unrolling the calls of rank 0."""
-    start = perf_counter()
-    from meshcost import analyze, load  # the import is what is timed
-
-    imported = perf_counter() - start
+    """Print seconds of the first bill and of later ones, and how fast the calls of rank 0 unroll."""
 
     def bill() -> Any:
         ledger = analyze(load(job))
@@ -28,7 +26,6 @@ def main(job: str, repeats: int = 7) -> None:
     first, (ledger, _) = timed(bill)
     unrolled = [timed(lambda: sum(1 for _ in ledger.calls(0))) for _ in range(repeats)]
     times = {
-        "import": imported,
         "first": first,
         "warm": [timed(bill)[0] for _ in range(repeats)],
         "calls_per_second": [number / seconds for seconds, number in unrolled],

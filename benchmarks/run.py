@@ -21,6 +21,7 @@ from rich.table import Table
 
 HERE = Path(__file__).parent
 JOBS = {name: HERE / f"{name}-everything.yaml" for name in ("llama-3.1-405b", "deepseek-v3")}
+FAMOUS = "llama-3.1-405b"  # the job that has budgets and that the peers are given
 INSTALL = {
     "llm-analysis": "pip install llm-analysis",
     "calculon": "git clone https://github.com/calculon-ai/calculon; pip install numpy pandas psutil; --calculon PATH",
@@ -102,7 +103,7 @@ def cold(what: str, command: Sequence[str | Path], floor: str, budget: float | N
     return Row(what, values=values, against=floor, reference=reference, budget=budget)
 
 
-def library(name: str, repeats: int) -> list[Row]:
+def library(name: str, budget: float | None, repeats: int) -> list[Row]:
     """Time load and analyze inside fresh processes, and the calls of rank 0."""
     command = (sys.executable, HERE / "library.py", JOBS[name])
     try:
@@ -114,14 +115,13 @@ def library(name: str, repeats: int) -> list[Row]:
     warm = tuple(x for run in runs for x in run["warm"])
     rate = tuple(x for run in runs for x in run["calls_per_second"])
     return [
-        Row(f"import meshcost: {name}", values=tuple(run["import"] for run in runs)),
-        Row(f"load + analyze, first: {name}", values=first, budget=0.05, note=size),
-        Row(f"load + analyze, again: {name}", values=warm, budget=0.05, note=size),
+        Row(f"load + analyze, first: {name}", values=first, budget=budget, note=size),
+        Row(f"load + analyze, again: {name}", values=warm, budget=budget, note=size),
         Row(f"Ledger.calls(0): {name}", "calls/s", rate, note=f"{runs[0]['calls']:,} calls"),
     ]
 
 
-def peer(name: str, python: str, path: Path | None, ours: dict[str, Row], repeats: int) -> list[Row]:
+def peer(name: str, python: str, path: Path | None, ours: tuple[Row, Row], repeats: int) -> list[Row]:
     """Time another tool: a whole process that evaluates once, and evaluations after the import."""
     command = (python, HERE / "peers.py", name)
     try:
@@ -131,7 +131,7 @@ def peer(name: str, python: str, path: Path | None, ours: dict[str, Row], repeat
         seconds = tuple(start((*command, "0"), path)[0] for _ in range(repeats))
     except (Failed, OSError) as error:
         return [Row(name, note=f"failed: {error}")]
-    analyze, again, warm = ours["cold"], ours["again"], tuple(report["warm"])
+    (analyze, again), warm = ours, tuple(report["warm"])
     return [
         Row(f"{name}, cold", values=seconds, against="meshcost analyze", reference=analyze.values),
         Row(f"{name}, again", values=warm, against="load + analyze", reference=again.values),
@@ -143,15 +143,14 @@ def measure(options: argparse.Namespace) -> list[Row]:
     repeats, floor = options.repeats, "import sympy, pydantic"
     rows = [cold("meshcost --help", (*MESHCOST, "--help"), "pass", 0.2, repeats)]
     for name, job in JOBS.items():
-        budget = 1.0 if name == "llama-3.1-405b" else None
+        budget = 1.0 if name == FAMOUS else None
         rows.append(cold(f"meshcost analyze: {name}", (*MESHCOST, "analyze", job), floor, budget, repeats))
+    imports = (sys.executable, "-c", "from meshcost import load, analyze")
+    rows.append(cold("import meshcost", imports, floor, None, repeats))
     for name in JOBS:
-        rows.extend(library(name, repeats))
-    none = Row("none")
-    ours = {
-        "cold": rows[1],
-        "again": next((row for row in rows if row.what == "load + analyze, again: llama-3.1-405b"), none),
-    }
+        rows.extend(library(name, 0.05 if name == FAMOUS else None, repeats))
+    named = {row.what: row for row in rows}
+    ours = (named[f"meshcost analyze: {FAMOUS}"], named.get(f"load + analyze, again: {FAMOUS}", Row("")))
     for name, path in {"llm-analysis": None, "calculon": options.calculon}.items():
         rows.extend(peer(name, options.peer_python, path, ours, repeats))
     return rows

@@ -10,7 +10,7 @@ from fractions import Fraction
 from functools import reduce
 from operator import mul
 
-from sympy import Expr, Function, Integer, Rational, Symbol, ceiling, diff, floor, simplify
+from sympy import Expr, Function, Integer, Rational, Symbol, ceiling, diff, floor
 from sympy.functions.elementary.miscellaneous import Max, Min
 
 from meshcost.errors import FormulaError
@@ -120,8 +120,8 @@ def elasticity(expression: Expr, symbol: Symbol, values: Values) -> Fraction:
     smooth = expression.replace(ceiling, lambda x: x).replace(floor, lambda x: x)
     if not smooth.has(symbol):
         return Fraction(0)
-    slope = simplify(diff(smooth, symbol) * symbol / smooth)
-    return Fraction(value(slope, values))
+    slope = Fraction(value(diff(smooth, symbol), values))
+    return slope * values[symbol] / Fraction(value(smooth, values))
 
 
 def free_symbols(expression: Expr) -> tuple[Symbol, ...]:

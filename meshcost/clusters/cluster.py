@@ -5,7 +5,7 @@ from importlib.resources import files
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
 
 from meshcost.errors import JobError
 
@@ -28,6 +28,11 @@ class Cluster(BaseModel):
     accelerator: str = ""
     gpus_per_node: Annotated[int, Field(strict=True, ge=1, le=2**20)] = 8
     source: str = ""
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Allow a name of the catalogue in the schema, too."""
+        return {"anyOf": [{"type": "string", "description": "name of a cluster"}, handler(core_schema)]}
 
 
 def clusters() -> tuple[str, ...]:

@@ -9,9 +9,6 @@ from meshcost.errors import LedgerError
 from meshcost.event import Event, Totals
 from meshcost.ledger import Ledger
 
-#: What a bill can be added up by. ``event`` adds nothing up.
-BY = ("event", "strategy", "op", "phase", "axis", "link", "stage", "algorithm")
-
 INSIDE, BETWEEN, UNPLACED = "inside a node", "between nodes", "not told apart"
 
 

@@ -81,9 +81,13 @@ class Calls:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield lines that fit the console."""
         signs, mesh = words.glyphs(options), self.ledger.mesh
-        place = ", ".join(f"{axis} {at}" for axis, at in mesh.coordinates(self.rank).items() if mesh.size(axis) > 1)
+        place = ", ".join(
+            f"{axis} {at}" for axis, at in mesh.coordinates(self.rank).items() if mesh.size(axis) > 1
+        )
         every = number_of_calls(self.ledger, self.rank)
-        yield Text.assemble((f"Rank {self.rank}", "bold"), f" ({place})" if place else "", f": {every:,} calls in one step")
+        yield Text.assemble(
+            (f"Rank {self.rank}", "bold"), f" ({place})" if place else "", f": {every:,} calls in one step"
+        )
         if not every:
             return
         yield Text("")
@@ -96,7 +100,10 @@ class Calls:
         yield from grid.fit(options.max_width)
         if number < every:
             yield Text("")
-            yield Text(f"... and {every - number:,} more: --limit 0 shows all, --format jsonl streams them.", style="dim")
+            yield Text(
+                f"... and {every - number:,} more: --limit 0 shows all, --format jsonl streams them.",
+                style="dim",
+            )
 
 
 _COLUMNS = (

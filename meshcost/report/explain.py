@@ -5,21 +5,22 @@ Everything here is read off the event: no formula is written a second time.
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from fractions import Fraction
 from typing import Any, NamedTuple, get_args
 
 from sympy import Expr, Symbol
 
 from meshcost import symbols as sym
 from meshcost.collectives import ALGORITHMS
-from meshcost.errors import FormulaError, MeshcostError
+from meshcost.errors import MeshcostError
 from meshcost.event import Event
 from meshcost.formula import Number, bind, elasticity, pretty, substituted, value
+from meshcost.job import Job
 from meshcost.ledger import Ledger
 from meshcost.report.bill import Bill, Line
+from meshcost.report.growth import Growth, definitions, growths
 from meshcost.strategies.profiles import PROFILES
 
 #: What the payload of a call is, by operation: the convention of nccl-tests.
@@ -33,19 +34,6 @@ PAYLOAD = {
     "send": "the message",
     "recv": "the message",
 }
-_GROWS = {
-    sym.t: "tensor",
-    sym.c: "context",
-    sym.d: "data",
-    sym.r: "replicate",
-    sym.p: "pipeline",
-    sym.e: "expert",
-    sym.t_e: "expert_tensor",
-    sym.B: "global batch",
-    sym.b: "micro-batch",
-    sym.s: "sequence",
-}
-_ALWAYS = (sym.B, sym.b, sym.s)
 
 
 class Formula(NamedTuple):
@@ -67,26 +55,13 @@ class Meaning(NamedTuple):
     definition: Expr | None
 
 
-class Growth(NamedTuple):
-    """How the bytes sent grow with one quantity.
-
-    ``elasticity`` is percent per percent, at this point; ``doubled`` the factor when the quantity doubles. Each is None
-    where there is none, and ``why`` says so.
-    """
-
-    quantity: str
-    symbol: Symbol
-    elasticity: Fraction | None
-    doubled: Fraction | None
-    why: str = ""
-
-
 @dataclass(frozen=True)
 class Explanation:
-    """Everything about one event of a ledger."""
+    """Everything about one event of a ledger; with its ``job``, also which quantities may be doubled."""
 
     ledger: Ledger
     line: Line
+    job: Job | None = None
 
     @property
     def event(self) -> Event:
@@ -108,7 +83,9 @@ class Explanation:
         """Payload, calls, one call on the wire, and all calls."""
         event, moves = self.event, self.moves
         found = [
-            self._formula("payload", f"bytes of one call: {PAYLOAD[event.op]}", event.payload, event.values, "B"),
+            self._formula(
+                "payload", f"bytes of one call: {PAYLOAD[event.op]}", event.payload, event.values, "B"
+            ),
             self._formula("calls", "calls of one rank in one step", event.count, event.values, ""),
         ]
         form = _form(event)
@@ -127,7 +104,7 @@ class Explanation:
         """Every symbol of the formulas, and those by which others are defined."""
         event = self.event
         found = {x for y in (event.payload, event.count, self.all_calls) for x in y.free_symbols}
-        known = _definitions(event)
+        known = definitions(event)
         for symbol, definition in known.items():
             if symbol in found:
                 found |= definition.free_symbols
@@ -136,25 +113,8 @@ class Explanation:
 
     def growth(self) -> tuple[Growth, ...]:
         """How the bytes sent grow with each axis that has ranks, with the batch and with the sequence."""
-        return tuple(self._growth())
-
-    def _growth(self) -> Iterator[Growth]:
         event = self.event
-        known = _definitions(event)
-        whole, parts = self.all_calls.xreplace(known), [x.xreplace(known) for x in (event.payload, event.count)]
-        for symbol, quantity in _GROWS.items():
-            size = event.values.get(symbol)
-            if size is None or (size == 1 and symbol not in _ALWAYS):
-                continue
-            if symbol == sym.p and self._stages_differ(whole):
-                yield Growth(quantity, symbol, None, None, "depends on how the blocks are dealt out to the stages")
-            else:
-                yield _grown(quantity, symbol, whole, parts, event.values)
-
-    def _stages_differ(self, whole: Expr) -> bool:
-        """Whether the formula holds the blocks of these stages as a number of its own, which p does not tell."""
-        outside = self.event.site.unit in ("embedding", "head", "boundary") or self.event.strategy == "scalars"
-        return self.ledger.mesh.stages > 1 and not outside and not whole.has(sym.p)
+        return tuple(growths(event, self.all_calls, stages=self.ledger.mesh.stages, job=self.job))
 
     @property
     def source(self) -> Mapping[str, str]:
@@ -176,46 +136,18 @@ def _form(event: Event) -> tuple[Expr, Expr] | None:
     return algorithm.wire(event.op, even=even, item=event.item_bytes)
 
 
-def _definitions(event: Event) -> dict[Symbol, Expr]:
-    """Definitions that hold for this event: their symbols are known here, and the value is the one defined."""
-    found = {}
-    for symbol, definition in sym.DEFINITIONS.items():
-        if symbol in event.values and all(x in event.values for x in definition.free_symbols):
-            if value(definition, event.values) == event.values[symbol]:
-                found[symbol] = definition
-    return found
-
-
-def _grown(quantity: str, symbol: Symbol, whole: Expr, parts: list[Expr], values: Mapping[Symbol, Any]) -> Growth:
-    twice = {**values, symbol: 2 * values[symbol]}
-    try:
-        slope = elasticity(whole, symbol, values)
-    except (FormulaError, AttributeError, ZeroDivisionError):
-        slope = None  # it grows in steps
-    uneven = [name for name, part in zip(("payload", "calls"), parts, strict=True) if _broken(part, twice)]
-    if uneven:
-        why = f"cannot double here: {' and '.join(uneven)} would not be whole"
-        return Growth(quantity, symbol, slope, None, why)
-    before, after = value(whole, values), value(whole, twice)
-    doubled = Fraction(after) / Fraction(before) if before else None
-    return Growth(quantity, symbol, slope, doubled, "" if slope is not None else "grows in steps")
-
-
-def _broken(part: Expr, values: Mapping[Symbol, Any]) -> bool:
-    return Fraction(value(part, values)).denominator != 1
-
-
 _FIELD = re.compile(r"^([A-Z][a-z]+) {2,}(\S.*(?:\n +\S.*)*)", re.MULTILINE)
 
 
 def claims(docstring: str) -> dict[str, str]:
-    """Read the fields of a docstring (``Calls``, ``Sends``, ``Assumes``, ``Source``), each as one line.
+    r"""Read the fields of a docstring (``Calls``, ``Sends``, ``Assumes``, ``Source``), each as one line.
 
-    >>> claims("Title.\\n\\nAssumes  much\\n         more\\nSource   A 2020\\n")
+    >>> claims("Title.\n\nAssumes  much\n         more\nSource   A 2020\n")
     {'Assumes': 'much; more', 'Source': 'A 2020'}
     """
     return {
-        name: "; ".join(line.strip().rstrip(";") for line in text.splitlines()) for name, text in _FIELD.findall(docstring)
+        name: "; ".join(line.strip().rstrip(";") for line in text.splitlines())
+        for name, text in _FIELD.findall(docstring)
     }
 
 
@@ -233,7 +165,7 @@ def _names(kind: Any) -> set[str]:
     return {own, *get_args(chosen.annotation)} if chosen is not None else {own}
 
 
-def find(ledger: Ledger, wanted: str) -> Explanation:
+def find(ledger: Ledger, wanted: str, job: Job | None = None) -> Explanation:
     """Explain one event: by its number, its name, or the beginning of a name that no other shares.
 
     Raises MeshcostError with near matches if there is none, or several.
@@ -242,7 +174,7 @@ def find(ledger: Ledger, wanted: str) -> Explanation:
     exact = [line for line in lines if wanted in (str(line.number), line.name)]
     chosen = exact or [line for line in lines if line.name.startswith(wanted)]
     if len(chosen) == 1:
-        return Explanation(ledger, chosen[0])
+        return Explanation(ledger, chosen[0], job)
     raise MeshcostError(_several(wanted, chosen) if chosen else _none(wanted, lines))
 
 

@@ -47,7 +47,10 @@ class Listed:
             grid.row(str(line.number), line.name, on, line.event.why, words.size(line.totals.sent_bytes))
         yield from grid.fit(options.max_width)
         yield Text("")
-        yield Text("One of them in full: meshcost explain JOB with its number, its name or the beginning of it", "dim")
+        yield Text(
+            "One of them in full: meshcost explain JOB with its number, its name or the beginning of it",
+            "dim",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,9 @@ def _formula_table(formulas: tuple[Formula, ...]) -> Table:
     table = _table("", "bold", "")
     table.columns[0].no_wrap = True
     for x in formulas:
-        symbols = "; S: payload, n: ranks of the group" if x.formula.has(sym.S) or x.formula.has(sym.n) else ""
+        symbols = (
+            "; S: payload, n: ranks of the group" if x.formula.has(sym.S) or x.formula.has(sym.n) else ""
+        )
         table.add_row(Text(x.name), Text(pretty(x.formula)), Text(x.meaning + symbols))
     return table
 
@@ -156,11 +161,11 @@ def _growth(growths: tuple[Growth, ...], moves: str) -> Iterator[Text]:
     width = max((len(x.quantity) for x in growths), default=0)
     for x in growths:
         slope = "" if x.elasticity is None else f" (elasticity {x.elasticity})"
-        if x.doubled is not None:
-            effect = f"x2 -> {moves} x{float(x.doubled):.4g}"
-        else:
-            effect = x.why or "no effect"
-        yield Text(f"{x.quantity:<{width}}  {effect}{slope}" + (f"; {x.why}" if x.doubled is not None and x.why else ""))
+        effect = x.why if x.doubled is None else f"x2 -> {moves} x{float(x.doubled):.4g}"
+        yield Text(
+            f"{x.quantity:<{width}}  {effect}{slope}"
+            + (f"; {x.why}" if x.doubled is not None and x.why else "")
+        )
     yield Text("")
     yield Text("Elasticity: percent that it grows when the quantity alone grows by one percent.", style="dim")
 

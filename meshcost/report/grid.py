@@ -8,9 +8,6 @@ from typing import Literal
 from rich.cells import cell_len
 from rich.text import Text
 
-#: From this width on, two blanks stand between columns.
-_ROOMY = 110
-
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -59,11 +56,11 @@ class Grid:
                 yield from self._draw(cells, shown, widths, gap, style)
 
     def _layout(self, width: int) -> tuple[list[int], list[int], int]:
-        gap = 2 if width >= _ROOMY else 1
         shown = list(range(len(self.columns)))
-        while self._needs(shown, gap) > width and any(self.columns[i].drop for i in shown):
+        while self._needs(shown, 1) > width and any(self.columns[i].drop for i in shown):
             last = max(self.columns[i].drop for i in shown)
             shown = [i for i in shown if self.columns[i].drop != last]
+        gap = 2 if self._needs(shown, 2) <= width else 1
         spare = max(0, width - self._needs(shown, gap))
         widths = []
         for i in shown:
@@ -87,7 +84,10 @@ class Grid:
     def _draw(
         self, cells: Sequence[str], shown: list[int], widths: list[int], gap: int, style: str
     ) -> Iterator[Text]:
-        parts = [wrap(cells[i], w, break_on_hyphens=False) or [""] if w else [""] for i, w in zip(shown, widths, strict=True)]
+        parts = [
+            wrap(cells[i], w, break_on_hyphens=False) or [""] if w else [""]
+            for i, w in zip(shown, widths, strict=True)
+        ]
         for number in range(max(map(len, parts))):
             line = _plain("")
             for i, width, part in zip(shown, widths, parts, strict=True):

@@ -93,11 +93,20 @@ class Catalogue:
             model = read_model(name)
             experts = f"{model.dims[k]} of {model.dims[E]}" if model.weights_routed_experts else ""
             active = human_count(model.weights_active) if model.weights_routed_experts else ""
-            sizes = (human_count(model.weights_total), active, f"{model.layers}", f"{model.dims[h]:,}", experts)
+            sizes = (
+                human_count(model.weights_total),
+                active,
+                f"{model.layers}",
+                f"{model.dims[h]:,}",
+                experts,
+            )
             grid.row(name, model.family, *sizes, model.source)
         yield from grid.fit(options.max_width)
         yield Text("")
-        yield Text("One of them in full: meshcost models NAME, or the path to a Hugging Face config.json", style="dim")
+        yield Text(
+            "One of them in full: meshcost models NAME, or the path to a Hugging Face config.json",
+            style="dim",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +175,8 @@ def _layers(model: Model, signs: Glyphs) -> Grid:
         kind, each = model.kinds[number], model.weights_per_layer[first]
         routed = model.number(total(w for w in kind.weights if w.group == "expert"))
         where = words.runs(tuple(range(first, first + count)))
-        grid.row(where, kind.name, f"{count}", f"{each:,}", f"{routed:,}" if routed else "-", f"{count * each:,}")
+        grid.row(
+            where, kind.name, f"{count}", f"{each:,}", f"{routed:,}" if routed else "-", f"{count * each:,}"
+        )
         first += count
     return grid

@@ -28,7 +28,7 @@ parallel:                      # an axis that is left out has size 1; `tensor: 8
 
   # pipeline:                  # every stage holds some of the blocks
   #   size: 4
-  #   schedule: 1f1b           # gpipe | 1f1b | interleaved_1f1b | zb_h1 | zb_h2 | interleaved_zb | zbv | dualpipev | dualpipe
+  #   schedule: 1f1b           # or gpipe | interleaved_1f1b | zb_h1 | zb_h2 | interleaved_zb | zbv | dualpipev | dualpipe
   #   chunks: 2                # model chunks on each rank, with an interleaved schedule
   #   layers_per_stage: [7, 9, 9, 7]    # uneven stages: blocks of each, in model order
   #   scatter_gather: true     # send 1/t of what all tensor ranks hold, and collect it on the other side

@@ -122,13 +122,15 @@ def _cells(part: int, most: int, room: int) -> int:
 
 
 def _legend(totals: Totals, signs: Glyphs) -> Iterator[Text]:
-    between, whole = totals.inter_node_bytes, totals.sent_bytes
-    inside = totals.intra_node_bytes
     line = Text("  ")
-    line.append(signs.inside, _INSIDE)
-    line.append(f" {INSIDE} {size(inside)} ({words.share(inside, whole)})   ")
-    line.append(signs.between, _BETWEEN)
-    line.append(f" {BETWEEN} {size(between)} ({words.share(between, whole)})")
+    for sign, style, where, part in (
+        (signs.inside, _INSIDE, INSIDE, totals.intra_node_bytes),
+        (signs.between, _BETWEEN, BETWEEN, totals.inter_node_bytes),
+    ):
+        line.append(sign if part else "nothing", style if part else "dim")
+        share = f" {size(part)} ({words.share(part, totals.sent_bytes)})" if part else ""
+        line.append(f" {where}{share}   ")
+    line.rstrip()
     yield line
 
 

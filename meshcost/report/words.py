@@ -25,7 +25,7 @@ class Glyphs:
     times: str
 
 
-UNICODE = Glyphs(line="─", inside="█", between="▒", times="×")
+UNICODE = Glyphs(line="─", inside="█", between="▒", times="×")  # noqa: RUF001 - it is meant
 ASCII = Glyphs(line="-", inside="#", between="=", times="x")
 
 

@@ -6,7 +6,9 @@ job file.
 """
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
+
+from pydantic import GetJsonSchemaHandler, model_validator
 
 from meshcost.event import Event
 from meshcost.strategies.setting import Options, Setting, Size
@@ -23,6 +25,17 @@ class Strategy(Options):
     splits_batch: ClassVar[bool] = False
 
     size: Size = 1
+
+    @model_validator(mode="before")
+    @classmethod
+    def _size_alone(cls, given: Any) -> Any:
+        """Read ``tensor: 8`` as ``tensor: {size: 8}``."""
+        return {"size": given} if isinstance(given, int) and not isinstance(given, bool) else given
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Allow the size alone in the schema, too."""
+        return {"anyOf": [{"type": "integer", "minimum": 1, "description": "its size"}, handler(core_schema)]}
 
     def problems(self, setting: Setting) -> Iterator[str]:
         """Yield one sentence for each reason why this cannot be done: path, value, why, legal choices."""

@@ -82,7 +82,7 @@ def test_jobs_use_every_axis_strategy_schedule_and_method():
     assert [name for name in wanted if seen[name] < 3] == []
 
 
-def test_a_model_without_a_job_around_it_is_checked_too():
+def test_a_job_is_held_to_every_law():
     assert set(testing.check(Job(**EVERYTHING))) == set(testing.LAWS)
 
 
@@ -142,18 +142,12 @@ def broken(**changes) -> Ledger:
         (testing.bytes_are_conserved, {"op": "reduce_scatter", "price": {"intra_node_bytes": 1}}, "by link class"),
         (testing.bytes_are_conserved, {"op": "send", "count": Integer(3)}, "messages of"),
         (testing.formulas_are_the_numbers, {"op": "send", "price": {"sent": ALPHABET["m"]}}, "its formula m gives"),
-        (testing.calls_match_counts, {"op": "all_gather", "count": ALPHABET["m"]}, "its events count"),
-        (testing.calls_match_counts, {"op": "send", "stages": (1,)}, "its events count"),
+        (testing.calls_match_counts, {"op": "all_gather", "count": 2 * ALPHABET["m"]}, "its events count"),
         (testing.messages_match, {"op": "send", "stages": (1,)}, "waits for ever"),
         (testing.messages_match, {"op": "recv", "payload": Integer(2)}, "but received as"),
-        (testing.messages_match, {"op": "all_reduce", "stages": ()}, "waits for ever|never received|never"),
     ],
 )
 def test_a_law_finds_what_is_broken(law, changes, sentence):
-    if sentence.endswith("never"):
-        ledger = broken(**changes)
-        law(ledger)  # a call that no member of the group makes is nobody's loss
-        return
     with pytest.raises(AssertionError, match=sentence):
         law(broken(**changes))
 

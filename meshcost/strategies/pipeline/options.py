@@ -5,16 +5,26 @@ Source   Huang et al. 2019 (GPipe); Narayanan et al. 2021 (1F1B, interleaved); Q
 """
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from meshcost.schedule import Schedule
 from meshcost.strategies.base import Strategy
 from meshcost.strategies.setting import Setting, Size, divisors, one_of
 
-ScheduleName = Literal[
-    "gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "interleaved_zb", "zbv", "dualpipev", "dualpipe"
+
+def _plain_name(value: Any) -> Any:
+    """Accept a schedule as frameworks write it: Interleaved1F1B, ZB-H1."""
+    if not isinstance(value, str):
+        return value
+    name = value.lower().replace("-", "_")
+    return {"interleaved": "interleaved_1f1b", "interleaved1f1b": "interleaved_1f1b"}.get(name, name)
+
+
+ScheduleName = Annotated[
+    Literal["gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "interleaved_zb", "zbv", "dualpipev", "dualpipe"],
+    BeforeValidator(_plain_name),
 ]
 _SEVERAL_CHUNKS = ("interleaved_1f1b", "interleaved_zb")
 _TWO_CHUNKS = ("zbv", "dualpipev")

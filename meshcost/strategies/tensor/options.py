@@ -6,7 +6,11 @@ Source   Shoeybi et al. 2019 (tensor); Korthikanti et al. 2022 (sequence)
 from collections.abc import Iterator
 from typing import ClassVar
 
-from meshcost.models import Weight
+from sympy import Expr
+
+from meshcost import symbols as sym
+from meshcost.formula import free_symbols
+from meshcost.models import Model, Weight
 from meshcost.strategies.base import Strategy
 from meshcost.strategies.setting import Setting, common_divisors, one_of, split_size
 
@@ -34,37 +38,17 @@ class TensorParallel(Strategy):
                 "only data-parallel strategies can split it. Choose 1."
             )
             return
-        yield from self._head_problems(setting)
-        yield from self._weight_problems(setting)
+        sizes = {**_head_sizes(setting.model), **_weight_sizes(setting)}
+        legal = one_of(common_divisors(*sizes.values())) if sizes else "Choose 1."
+        for what, size in sizes.items():
+            if size % self.size:
+                yield f"parallel.tensor.size: {self.size} does not divide {size} {what}. {legal}"
+        if self.vocabulary_parallel and (rows := _vocabulary(setting.model)) % self.size:
+            yield (
+                f"parallel.tensor.size: {self.size} does not divide the vocabulary of {rows} rows. "
+                "Set parallel.pad_vocabulary (128 is usual), or vocabulary_parallel: false."
+            )
         yield from self._token_problems(setting)
-
-    def _head_problems(self, setting: Setting) -> Iterator[str]:
-        attention, model = setting.model.attention, setting.model
-        assert attention is not None
-        heads, kv_heads = model.number(attention.heads), model.number(attention.kv_heads)
-        legal = one_of(common_divisors(heads) if kv_heads == 1 else common_divisors(heads, kv_heads))
-        if heads % self.size:
-            yield f"parallel.tensor.size: {self.size} does not divide {heads} attention heads. {legal}"
-        if kv_heads > 1 and kv_heads % self.size:
-            yield f"parallel.tensor.size: {self.size} does not divide {kv_heads} key and value heads. {legal}"
-
-    def _weight_problems(self, setting: Setting) -> Iterator[str]:
-        model, told = setting.model, set()
-        for weight in (*model.before, *(w for kind in model.kinds for w in kind.weights), *model.after):
-            if weight.shard is None or (weight.group == "expert" and setting.experts_apart):
-                continue
-            vocabulary = weight.group in ("embedding", "head")
-            if vocabulary and not self.vocabulary_parallel:
-                continue
-            size = split_size(model, weight)
-            if size % self.size and size not in told:
-                told.add(size)
-                yield self._does_not_divide(weight, size, vocabulary=vocabulary)
-
-    def _does_not_divide(self, weight: Weight, size: int, *, vocabulary: bool) -> str:
-        cure = "Set parallel.pad_vocabulary (128 is usual)." if vocabulary else one_of(common_divisors(size))
-        what = "rows of the vocabulary" if vocabulary else f"elements of dim {weight.shard} of {weight.name}"
-        return f"parallel.tensor.size: {self.size} does not divide the {size} {what}. {cure}"
 
     def _token_problems(self, setting: Setting) -> Iterator[str]:
         tokens = setting.batch.micro_batch * setting.batch.sequence // setting.size("context")
@@ -73,3 +57,33 @@ class TensorParallel(Strategy):
                 f"batch.sequence: sequence_parallel cannot split {tokens} tokens of a micro-batch on one rank over "
                 f"{self.size} tensor ranks. Choose a multiple of {self.size * setting.size('context')}."
             )
+
+
+def _head_sizes(model: Model) -> dict[str, int]:
+    """Heads that have to be dealt out whole; a single key and value head is kept by every rank."""
+    attention = model.attention
+    assert attention is not None
+    kv_heads = model.number(attention.kv_heads)
+    sizes = {"attention heads": model.number(attention.heads)}
+    return sizes if kv_heads == 1 else {**sizes, "key and value heads": kv_heads}
+
+
+def _weight_sizes(setting: Setting) -> dict[str, int]:
+    """Widths that have to be split, in words; heads and the vocabulary are checked for themselves."""
+    model, sizes = setting.model, {}
+    for weight in (*model.before, *(w for kind in model.kinds for w in kind.weights), *model.after):
+        if weight.shard is None or (weight.group == "expert" and setting.experts_apart):
+            continue
+        dim = weight.shape[weight.shard]
+        if not dim.free_symbols & {sym.a, sym.a_kv, sym.V}:
+            sizes[f"({_in_words(dim, weight)})"] = split_size(model, weight)
+    return sizes
+
+
+def _in_words(dim: Expr, weight: Weight) -> str:
+    widths = [symbol for symbol in free_symbols(dim) if symbol not in (sym.E, sym.t)]
+    return sym.meaning(widths[0]) if len(widths) == 1 else f"dim {weight.shard} of {weight.name}"
+
+
+def _vocabulary(model: Model) -> int:
+    return model.dims.get(sym.V, 0)

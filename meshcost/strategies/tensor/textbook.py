@@ -127,7 +127,11 @@ def _head_width(view: View, unit: Unit) -> Expr:
 def _whole_weights(view: View, stage: Stage) -> Iterator[Event]:
     """Weights that no rank splits, although each rank sees only some tokens (sequence parallelism) or some heads."""
     elements = Add(*(unit.blocks * partial for unit in stage.units if (partial := _partial(view, unit)) != 0))
-    split = "norms and other whole weights" if view.setting.sequence_parallel else "whole weights applied to split heads"
+    split = (
+        "norms and other whole weights"
+        if view.setting.sequence_parallel
+        else "whole weights applied to split heads"
+    )
     draft = Draft(
         "tensor",
         "all_reduce",
