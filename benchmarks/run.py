@@ -77,9 +77,13 @@ class Failed(Exception):
 
 
 def start(command: Sequence[str | Path], path: Path | None = None) -> tuple[float, str]:
-    """Seconds that one process takes from start to end, and its output. ``path`` is searched for modules first."""
-    found = os.pathsep.join(str(x) for x in (path, os.environ.get("PYTHONPATH")) if x)
-    environment = {**os.environ, "PYTHONPATH": found} if found else None
+    """Seconds that one process takes from start to end, and its output. ``path`` is searched for modules first.
+
+    Bytecode is kept whatever the environment says: compiling sources anew is not what is measured.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    if path is not None:
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(path), os.environ.get("PYTHONPATH"))))
     begin = perf_counter()
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=environment, check=False)
     seconds = perf_counter() - begin
@@ -89,7 +93,10 @@ def start(command: Sequence[str | Path], path: Path | None = None) -> tuple[floa
 
 
 def in_turns(repeats: int, *commands: Sequence[str | Path]) -> list[tuple[float, ...]]:
-    """Seconds of each command, one after the other and all over again; the first round only warms the disk."""
+    """Seconds of each command, one after the other and all over again.
+
+    The first round is not counted: it warms the disk and writes bytecode.
+    """
     rounds = [[start(command)[0] for command in commands] for _ in range(repeats + 1)]
     return list(zip(*rounds[1:], strict=True))
 
@@ -121,20 +128,26 @@ def library(name: str, budget: float | None, repeats: int) -> list[Row]:
     ]
 
 
-def peer(name: str, python: str, path: Path | None, ours: tuple[Row, Row], repeats: int) -> list[Row]:
-    """Time another tool: a whole process that evaluates once, and evaluations after the import."""
-    command = (python, HERE / "peers.py", name)
+def peer(name: str, python: str, path: Path | None, repeats: int) -> list[Row]:
+    """Time another tool in turns with meshcost: a process that evaluates once, and evaluations after the import."""
+    theirs, ours = (python, HERE / "peers.py", name), (sys.executable, HERE / "library.py", JOBS[FAMOUS])
+    analyze = (*MESHCOST, "analyze", JOBS[FAMOUS])
+    seconds: dict[str, list[float]] = {"cold": [], "cold meshcost": [], "again": [], "again meshcost": []}
     try:
-        report = json.loads(start(command, path)[1])
+        report = json.loads(start((*theirs, "0"), path)[1])
         if "missing" in report:
             return [Row(name, note=f"not installed ({report['missing']}): {INSTALL[name]}")]
-        seconds = tuple(start((*command, "0"), path)[0] for _ in range(repeats))
+        for _ in range(repeats):
+            seconds["cold"].append(start((*theirs, "0"), path)[0])
+            seconds["cold meshcost"].append(start(analyze)[0])
+            seconds["again"].extend(json.loads(start(theirs, path)[1])["warm"])
+            seconds["again meshcost"].extend(json.loads(start(ours)[1])["warm"])
     except (Failed, OSError) as error:
         return [Row(name, note=f"failed: {error}")]
-    (analyze, again), warm = ours, tuple(report["warm"])
+    once, once_ours, again, again_ours = map(tuple, seconds.values())
     return [
-        Row(f"{name}, cold", values=seconds, against="meshcost analyze", reference=analyze.values),
-        Row(f"{name}, again", values=warm, against="load + analyze", reference=again.values),
+        Row(f"{name}, cold", values=once, against="meshcost analyze", reference=once_ours),
+        Row(f"{name}, again", values=again, against="load + analyze", reference=again_ours),
     ]
 
 
@@ -149,10 +162,8 @@ def measure(options: argparse.Namespace) -> list[Row]:
     rows.append(cold("import meshcost", imports, floor, None, repeats))
     for name in JOBS:
         rows.extend(library(name, 0.05 if name == FAMOUS else None, repeats))
-    named = {row.what: row for row in rows}
-    ours = (named[f"meshcost analyze: {FAMOUS}"], named.get(f"load + analyze, again: {FAMOUS}", Row("")))
     for name, path in {"llm-analysis": None, "calculon": options.calculon}.items():
-        rows.extend(peer(name, options.peer_python, path, ours, repeats))
+        rows.extend(peer(name, options.peer_python, path, repeats))
     return rows
 
 

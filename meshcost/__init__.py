@@ -14,6 +14,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from meshcost import clusters as clusters
+    from meshcost import collectives as collectives
+    from meshcost import errors as errors
+    from meshcost import models as models
+    from meshcost import strategies as strategies
+    from meshcost import testing as testing
     from meshcost.clusters import Cluster, read_cluster
     from meshcost.collectives import ALGORITHMS, Algorithm
     from meshcost.errors import (
@@ -93,18 +99,20 @@ _HOMES = MappingProxyType(
 _SHELVES = ("clusters", "collectives", "errors", "models", "strategies", "testing")
 
 
-def __getattr__(name: str) -> object:
-    """Load a public name, or one of the shelves, when it is first asked for."""
-    if name == "__version__":
-        found: object = _version()
-    elif name in _HOMES:
-        found = getattr(import_module(_HOMES[name]), name)
-    elif name in _SHELVES:
-        return import_module(f"meshcost.{name}")
-    else:
-        raise AttributeError(f"module 'meshcost' has no attribute {name!r}")
-    globals()[name] = found
-    return found
+if not TYPE_CHECKING:  # a type checker has the imports above, and finds names that do not exist
+
+    def __getattr__(name: str) -> object:
+        """Load a public name, or one of the shelves, when it is first asked for."""
+        if name == "__version__":
+            found: object = _version()
+        elif name in _HOMES:
+            found = getattr(import_module(_HOMES[name]), name)
+        elif name in _SHELVES:
+            return import_module(f"meshcost.{name}")
+        else:
+            raise AttributeError(f"module 'meshcost' has no attribute {name!r}")
+        globals()[name] = found
+        return found
 
 
 def __dir__() -> list[str]:

@@ -14,35 +14,44 @@ from pydantic import ValidationError
 from meshcost.errors import JobError
 
 _LARGEST_FILE = 1_000_000
+_LONGEST_VALUE = 2000
 _DEEPEST = 40
+_MOST_SENTENCES = 100
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Document(_Loader):
-    """A safe loader that refuses anchors, repeated keys and deep nesting."""
-
-    depth = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        event = self.peek_event()
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            raise yaml.YAMLError(
-                f"line {event.start_mark.line + 1}: anchors and aliases are not read; write it out"
-            )
-        self.depth += 1
-        if self.depth > _DEEPEST:
-            raise yaml.YAMLError(f"line {event.start_mark.line + 1}: nested more than {_DEEPEST} deep")
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
+    """A safe loader that refuses repeated keys, and keys that are no names."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen = set()
         for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.YAMLError(f"line {line}: a key has to be a name, not a list or a mapping")
             if key.value in seen:
-                raise yaml.YAMLError(f"line {key.start_mark.line + 1}: {key.value} is written twice")
-            seen.add(str(key.value))
+                raise yaml.YAMLError(f"line {line}: {_shown(key.value)} is written twice")
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+def _look_through(text: str) -> None:
+    """Refuse anchors, tags, deep nesting and endless values before anything is built.
+
+    This reads events, because the loader in C composes nodes without asking anybody.
+    """
+    depth = 0
+    for event in yaml.parse(text, _Loader):
+        where = f"line {getattr(event.start_mark, 'line', 0) + 1}"
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            raise yaml.YAMLError(f"{where}: anchors and aliases are not read; write it out")
+        if tag := getattr(event, "tag", None):
+            raise yaml.YAMLError(f"{where}: tags (!{tag.rpartition('!')[2][:20]}) are not read; leave it out")
+        if isinstance(event, yaml.ScalarEvent) and len(event.value) > _LONGEST_VALUE:
+            raise yaml.YAMLError(f"{where}: a value of more than {_LONGEST_VALUE} characters")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise yaml.YAMLError(f"{where}: nested more than {_DEEPEST} deep")
 
 
 def read_text(path: Path) -> str:
@@ -66,6 +75,7 @@ def parse(text: str) -> Any:
     {'batch': {'sequence': 8}}
     """
     try:
+        _look_through(text)
         return yaml.load(text, _Document)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
@@ -77,7 +87,10 @@ def parse(text: str) -> Any:
 
 def sentences(error: ValidationError, known: Any = None) -> list[str]:
     """Turn what Pydantic found into sentences: path, value, why, and what would be legal."""
-    return [sentence for item in error.errors() for sentence in _sentences(item, known)]
+    items = error.errors()
+    found = [sentence for item in items[:_MOST_SENTENCES] for sentence in _sentences(item, known)]
+    more = len(items) - _MOST_SENTENCES
+    return [*found, f"{more} more problems of this kind."] if more > 0 else found
 
 
 def _sentences(item: Any, known: Any) -> list[str]:
@@ -110,5 +123,8 @@ def _unknown(path: str, location: tuple[Any, ...], known: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no whole number of more than 4300 digits
+        text = "a number of thousands of digits"
     return text if len(text) <= 60 else text[:57] + "..."

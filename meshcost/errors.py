@@ -5,6 +5,7 @@
     |-- ModelError             a model is unknown, or its configuration contradicts itself
     |-- JobError               a job file does not parse, or asks for a layout that cannot exist
     |-- LedgerError            a ledger cannot be read, or two ledgers cannot be compared
+    |-- ExecutionError         ranks could not be started, or one failed, hung or died while it ran
     `-- UnknownAlgorithm       no such algorithm, or it does not perform this operation
 
 One error may hold several problems: a file is read to the end and everything wrong with it is said at once.
@@ -54,3 +55,7 @@ class LedgerError(MeshcostError):
 
 class UnknownAlgorithm(MeshcostError):
     """The named algorithm does not exist, or does not perform the operation asked of it."""
+
+
+class ExecutionError(MeshcostError):
+    """Ranks could not be started, or one of them failed, hung or died; says which one, and in which operation."""

@@ -57,8 +57,8 @@ def _apply(expression: Expr, operands: list[Number]) -> Number:
         return operands[0] // 1
     if expression.func in (Max, Min):
         return (max if expression.func is Max else min)(operands)
-    if expression.func is log2_ceiling:
-        return (int(operands[0]) - 1).bit_length()
+    if issubclass(expression.func, _Count):
+        return expression.func.count(int(operands[0]))
     raise FormulaError(f"{expression.func} is not a function that formulas use.")
 
 
@@ -134,23 +134,68 @@ def free_symbols(expression: Expr) -> tuple[Symbol, ...]:
     return tuple(sorted(expression.free_symbols, key=str))
 
 
-class log2_ceiling(Function):  # noqa: N801 - a mathematical function, written as SymPy writes them
+class _Count(Function):
+    """A whole number that counts something about a whole number."""
+
+    is_integer = True
+    is_nonnegative = True
+
+    @staticmethod
+    def count(n: int) -> int:
+        """Count; each function says what."""
+        raise NotImplementedError
+
+    @classmethod
+    def eval(cls, n: Expr) -> Expr | None:
+        """Evaluate at an integer."""
+        return Integer(cls.count(int(n))) if isinstance(n, Integer) else None
+
+
+class log2_ceiling(_Count):  # noqa: N801 - mathematical functions, written as SymPy writes them
     """Rounds of doubling that reach n ranks: the smallest k with 2**k >= n.
 
     >>> log2_ceiling(5)
     3
     """
 
-    is_integer = True
-    is_nonnegative = True
-
-    @classmethod
-    def eval(cls, n: Expr) -> Expr | None:
-        """Evaluate at an integer."""
-        return Integer((int(n) - 1).bit_length()) if isinstance(n, Integer) else None
+    @staticmethod
+    def count(n: int) -> int:
+        """Count the doublings of 1 that reach n."""
+        return (n - 1).bit_length()
 
 
-_FUNCTIONS = {"ceiling": ceiling, "floor": floor, "Max": Max, "Min": Min, "log2_ceiling": log2_ceiling}
+class power2_floor(_Count):  # noqa: N801
+    """The largest power of two that is not above n.
+
+    >>> power2_floor(7), power2_floor(8)
+    (4, 8)
+    """
+
+    is_positive = True
+
+    @staticmethod
+    def count(n: int) -> int:
+        """Keep the highest binary digit of n >= 1."""
+        return 1 << (n.bit_length() - 1)
+
+
+class ones_below(_Count):  # noqa: N801
+    """Ones in the binary digits of 0, 1, ..., n - 1 together: hops of all ranks from the root of a binomial tree.
+
+    >>> ones_below(4), ones_below(5)
+    (4, 5)
+    """
+
+    @staticmethod
+    def count(n: int) -> int:
+        """Count digit by digit: digit k is 1 in the upper half of every 2**(k + 1) numbers."""
+        halves = ((n >> (k + 1), n % 2 ** (k + 1), 2**k) for k in range(n.bit_length()))
+        return sum(whole * half + max(0, rest - half) for whole, rest, half in halves)
+
+
+#: Functions that formulas use beyond SymPy's, by name.
+COUNTS = {x.__name__: x for x in (log2_ceiling, power2_floor, ones_below)}
+_FUNCTIONS = {"ceiling": ceiling, "floor": floor, "Max": Max, "Min": Min, **COUNTS}
 _LONGEST = 20_000
 
 

@@ -129,7 +129,7 @@ class Job(Options):
     scalars: Scalars = Scalars()
     cluster: Annotated[Cluster, BeforeValidator(_read_cluster)] = Cluster()
 
-    def __init__(self, **fields: Any) -> None:
+    def __init__(self, /, **fields: Any) -> None:
         """Check all fields; raises JobError with every problem at once."""
         try:
             super().__init__(**fields)
@@ -322,14 +322,15 @@ def _from_base(spec: str, base: Path) -> str:
     return str(base / spec) if spec.endswith(".json") else spec
 
 
-def analyze(job: Job) -> Ledger:
-    """Write the bill of one training step.
+def analyze(job: Job | str | Path) -> Ledger:
+    """Write the bill of one training step: of a job, or of the job file at a path.
 
     >>> job = Job(model="llama-3-8b", parallel={"data": 8}, batch={"sequence": 8192, "global_batch": 8})
     >>> ledger = analyze(job)
     >>> ledger.events[0].op, ledger.events[0].payload_bytes, ledger.events[0].priced.sent_bytes
     ('all_reduce', 16060522496, 28105914368)
     """
+    job = job if isinstance(job, Job) else load(job)
     view = View(job.setting, job.mesh, job.program, job.values)
     pricer = Pricer(job.mesh, job.algorithms)
     strategies = (*job.setting.parallel.values(), job.scalars)

@@ -4,6 +4,7 @@ A file that is read is not trusted: formulas are parsed, not evaluated, and ever
 """
 
 from fractions import Fraction
+from math import prod
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -11,8 +12,8 @@ from sympy import Symbol
 
 from meshcost import document
 from meshcost.errors import FormulaError, LedgerError
-from meshcost.event import Event, Phase, Price, Site
-from meshcost.formula import parse, pretty
+from meshcost.event import OPERATIONS, Event, Phase, Price, Site
+from meshcost.formula import bind, parse, pretty
 from meshcost.ledger import Ledger
 from meshcost.mesh import EXPERT_AXES, Mesh
 from meshcost.program import Program
@@ -21,6 +22,8 @@ from meshcost.symbols import ALPHABET
 
 FORMAT = 1
 LARGEST_WORLD = 2**20
+MOST_MICRO_BATCHES = 2**20
+MOST_UNITS = 200_000
 
 Natural = Annotated[int, Field(strict=True, ge=0)]
 Positive = Annotated[int, Field(strict=True, ge=1, le=2**40)]
@@ -192,23 +195,69 @@ def from_dict(data: Any) -> Ledger:
     strange = set(record.mesh.expert or ()) - set(EXPERT_AXES)
     if strange or mesh.world_size != record.world_size or mesh.world_size > LARGEST_WORLD:
         raise LedgerError("mesh: its axes do not make up the stated world.")
-    schedule = Schedule(**record.program.schedule.model_dump())
-    events = tuple(_read_event(i, item) for i, item in enumerate(record.events))
-    return Ledger(events, mesh, Program(schedule, record.program.units), record.about)
+    if mesh.expert and prod(mesh.expert.values()) * mesh.stages != mesh.world_size:
+        raise LedgerError("mesh.expert: its axes do not make up the ranks of a stage.")
+    program = _read_program(record.program, mesh)
+    events = tuple(_read_event(i, item, mesh) for i, item in enumerate(record.events))
+    ledger = Ledger(events, mesh, program, record.about)
+    if _totals(ledger) != record.totals:
+        raise LedgerError("totals: they are not the sums of the events.")
+    return ledger
 
 
-def _read_event(index: int, record: _Event) -> Event:
+def _read_program(record: _Program, mesh: Mesh) -> Program:
+    schedule = Schedule(**record.schedule.model_dump())
+    chunks = {"vee": schedule.chunks == 2, "mirror": schedule.chunks == 1 and schedule.micro_batches % 2 == 0}
+    if schedule.ranks != mesh.stages or not chunks.get(schedule.placement, True):
+        raise LedgerError("program.schedule: it does not fit the stages of the mesh.")
+    if schedule.micro_batches > MOST_MICRO_BATCHES or len(record.units) != schedule.virtual_stages:
+        raise LedgerError("program: too many micro-batches, or not one list of units for each virtual stage.")
+    if sum(number for units in record.units for _, number in units) > MOST_UNITS:
+        raise LedgerError(f"program.units: more than {MOST_UNITS} units.")
+    return Program(schedule, record.units)
+
+
+def _read_event(index: int, record: _Event, mesh: Mesh) -> Event:
     try:
         event = _build_event(record)
-        stated = (record.count, record.payload_bytes)
-        found = (event.calls, event.payload_bytes)
-    except (FormulaError, ValueError, ZeroDivisionError, OverflowError) as error:
+        _fits(event, mesh)
+        closed = (bind(event.priced.sent, event.values), bind(event.priced.received, event.values))
+        written = _event(event)
+    except (FormulaError, LedgerError, ValueError, ZeroDivisionError, OverflowError) as error:
         raise LedgerError(f"events.{index}: {error}") from None
-    if stated != found:
-        raise LedgerError(
-            f"events.{index}: states {stated[0]} calls of {stated[1]} B, but its formulas give {found[0]} of {found[1]} B."
-        )
+    for name in _NUMBERS:
+        if getattr(record, name) != written[name]:
+            raise LedgerError(
+                f"events.{index}.{name}: {getattr(record, name)} is stated, but its formulas give {written[name]}."
+            )
+    if closed != (record.sent_bytes, record.received_bytes):
+        raise LedgerError(f"events.{index}.formula: sent and received give {closed[0]} and {closed[1]} B.")
     return event
+
+
+_NUMBERS = ("count", "payload_bytes", "sent_bytes", "received_bytes", "intra_node_bytes", "inter_node_bytes")
+
+
+def _fits(event: Event, mesh: Mesh) -> None:
+    """Raise LedgerError unless there are such groups, stages and positions on this mesh."""
+    axes = set(mesh.axes) if not set(event.axes) & set(EXPERT_AXES) else {*(mesh.expert or ()), "pipeline"}
+    pairs, stages = [stage for pair in event.pairs for stage in pair], set(event.stages)
+    one_size = {len(pair) for pair in event.pairs} or {mesh.size(*event.axes)}
+    places = [run[0] for run in event.priced.runs]
+    conditions = {
+        "op": event.op in OPERATIONS,
+        "axes": set(event.axes) <= axes and len(set(event.axes)) == len(event.axes),
+        "group_size": one_size == {event.group_size} and event.group_size > 1,
+        "stages": stages and len(stages) == len(event.stages) and max(stages) < mesh.stages,
+        "pairs": not pairs
+        or (len(set(pairs)) == len(pairs) and max(pairs) < mesh.stages and stages <= set(pairs)),
+        "shift": 0 <= event.shift < mesh.world_size,
+        "runs": not places
+        or (places[0] == 0 and places == sorted(set(places)) and places[-1] < event.group_size),
+    }
+    wrong = [name for name, holds in conditions.items() if not holds]
+    if wrong:
+        raise LedgerError(f"{', '.join(wrong)}: not possible on this mesh.")
 
 
 def _build_event(record: _Event) -> Event:

@@ -7,19 +7,24 @@ ranks: rank i sits in node i // gpus_per_node, and an algorithm says to whom eac
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import groupby
+from math import gcd
 from typing import NamedTuple
 
 from sympy import Expr
 
 from meshcost import symbols as sym
 from meshcost.collectives import Algorithm, choose
+from meshcost.collectives.algorithm import Pattern
+from meshcost.collectives.hierarchical import OnNodes
 from meshcost.event import Event, Price, Run
 from meshcost.formula import bind
 from meshcost.mesh import Mesh
 
 
 class Split(NamedTuple):
-    """Messages of the rank that sends the most between nodes: (between nodes, all), as counts of equal parts."""
+    """What the rank that sends the most between nodes sends: (between nodes, all), as counts of equal parts."""
 
     between: int
     total: int
@@ -36,10 +41,9 @@ class Pricer:
 
     def price(self, event: Event, ranks: Expr) -> Event:
         """Return the event with its price; ``ranks`` is the size of its group as a formula."""
-        algorithm = choose(event.op, self.algorithms.get(event.op))
-        size, payload = event.group_size, event.payload_bytes
-        even = payload % (size * event.item_bytes) == 0
-        sent, received = algorithm.wire(event.op, even=even, item=event.item_bytes)
+        algorithm = self._placed(event, choose(event.op, self.algorithms.get(event.op)))
+        size, payload, item = event.group_size, event.payload_bytes, event.item_bytes
+        sent, received = algorithm.wire(event.op, ranks=size, elements=payload // item, item=item)
         numbers = {sym.S: payload, sym.n: size}
         sent_bytes = bind(sent, numbers)
         split = self._split(event, algorithm)
@@ -52,7 +56,7 @@ class Pricer:
             received_bytes=bind(received, numbers),
             intra_node_bytes=sent_bytes - between,
             inter_node_bytes=between,
-            runs=_runs(event, algorithm, even=even),
+            runs=_runs(event, algorithm),
         )
         return replace(event, price=price)
 
@@ -64,7 +68,7 @@ class Pricer:
         return self._formulas[key]
 
     def _split(self, event: Event, algorithm: Algorithm) -> Split:
-        pattern = algorithm.pattern(event.op, event.group_size)
+        pattern = _pattern(algorithm, event.op, event.group_size)
         key = (event.axes, event.stages, event.pairs, event.shift, event.op == "send", pattern)
         if key not in self._splits:
             nodes = self._nodes(event)
@@ -72,9 +76,18 @@ class Pricer:
                 self._splits[key] = _to_all(nodes)
             elif pattern == "next":
                 self._splits[key] = _to_next(event, nodes)
+            elif pattern == "switch":
+                self._splits[key] = Split(int(any(len(set(row)) > 1 for row in nodes)), 1)
             else:
                 self._splits[key] = _along(pattern, nodes)
         return self._splits[key]
+
+    def _placed(self, event: Event, algorithm: Algorithm) -> Algorithm:
+        """Tell an algorithm that knows nodes how many neighbours in the group share one."""
+        if not isinstance(algorithm, OnNodes):
+            return algorithm
+        shared = (len(list(run)) for row in self._nodes(event) for _, run in groupby(row))
+        return algorithm.placed(gcd(*shared))
 
     def _nodes(self, event: Event) -> list[list[int]]:
         """Node of each member, for groups that stand for all in which the event happens."""
@@ -89,8 +102,9 @@ class Pricer:
 
 def _to_next(event: Event, nodes: list[list[int]]) -> Split:
     """A rank that sends to the next one sends either everything between nodes, or nothing."""
-    shift, members = event.shift or 1, event.group_size
-    one_way = event.op in ("send", "recv") and event.axes == ("pipeline",)
+    message, members = event.op in ("send", "recv"), event.group_size
+    shift = event.shift if message else 1
+    one_way = message and event.axes == ("pipeline",)
     senders = event.stages if one_way else range(members)
     crosses = any(row[at] != row[(at + shift) % members] for row in nodes for at in senders)
     return Split(int(crosses), 1)
@@ -103,35 +117,43 @@ def _to_all(nodes: list[list[int]]) -> Split:
     return Split(members - fewest, members - 1)
 
 
-def _along(edges: tuple[tuple[int, int], ...], nodes: list[list[int]]) -> Split:
-    """Of the ranks that send the most messages, one that sends the most of them between nodes."""
-    most = max(Counter(source for source, _ in edges).values(), default=0)
+def _along(edges: tuple[tuple[int, int, int], ...], nodes: list[list[int]]) -> Split:
+    """Of the ranks that send the most cells, one that sends the most of them between nodes."""
+    sent = Counter[int]()
+    for source, _, cells in edges:
+        sent[source] += cells
+    most = max(sent.values(), default=0)
     between = 0
     for row in nodes:
-        sent, crossing = Counter[int](), Counter[int]()
-        for source, target in edges:
-            sent[source] += 1
-            crossing[source] += row[source] != row[target]
+        crossing = Counter[int]()
+        for source, target, cells in edges:
+            crossing[source] += cells * (row[source] != row[target])
         between = max(between, *(crossing[source] for source in sent if sent[source] == most))
     return Split(between, most)
 
 
-def _runs(event: Event, algorithm: Algorithm, *, even: bool) -> tuple[Run, ...]:
+@lru_cache(maxsize=64)
+def _pattern(algorithm: Algorithm, op: str, ranks: int) -> Pattern:
+    return algorithm.pattern(op, ranks)
+
+
+def _runs(event: Event, algorithm: Algorithm) -> tuple[Run, ...]:
     """Runs of positions that send and receive alike; empty where all do.
 
-    Chunks differ in size at one place only, so far from that place and from both ends neighbours are alike.
+    Where all ranks do the same with their own chunk and those of their neighbours, chunks differ in size at one place
+    only; far from that place and from both ends all are alike.
     """
     op, size = event.op, event.group_size
     if op in ("send", "recv"):
         return ()
-    if (even or not algorithm.splits(op)) and isinstance(algorithm.pattern(op, size), str):
-        return ()
     elements = event.payload_bytes // event.item_bytes
+    alike = isinstance(_pattern(algorithm, op, size), str) and op not in ("broadcast", "reduce")
+    if alike and algorithm.even(op, size, elements):
+        return ()
     edge = elements % size
     near = {at % size for place in (0, edge) for at in range(place - 3, place + 4)}
-    places = sorted(near) if algorithm.splits(op) else range(size)
     runs: list[Run] = []
-    for at in places:
+    for at in sorted(near) if alike else range(size):
         sent, received = (x * event.item_bytes for x in algorithm.position(op, at, size, elements))
         if runs and runs[-1][1:] == (sent, received):
             continue

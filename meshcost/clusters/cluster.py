@@ -1,13 +1,16 @@
 """A cluster: what accelerators it has and how they are wired together."""
 
+from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib.resources import files
+from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError
 
-from meshcost.errors import JobError
+from meshcost import document
+from meshcost.clusters.link import Link, LinkClass
+from meshcost.errors import JobError, MeshcostError
 
 _CATALOGUE = files("meshcost.clusters") / "catalogue"
 
@@ -15,11 +18,13 @@ _CATALOGUE = files("meshcost.clusters") / "catalogue"
 class Cluster(BaseModel):
     """Accelerators and nodes.
 
-    ``gpus_per_node`` is the number of ranks that share the fast links of one node. ``source`` says where the numbers
-    come from.
+    ``gpus_per_node`` is the number of ranks that share the fast links of one node, ``links`` the speed of those links
+    and of the ones between nodes. ``source`` says where the rest comes from.
 
     >>> read_cluster("h100-dgx").gpus_per_node
     8
+    >>> read_cluster("h100-dgx").link("inter_node").bandwidth.bytes_per_second
+    50000000000.0
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -28,6 +33,17 @@ class Cluster(BaseModel):
     accelerator: str = ""
     gpus_per_node: Annotated[int, Field(strict=True, ge=1, le=2**20)] = 8
     source: str = ""
+    links: Mapping[LinkClass, Link] = Field(default_factory=dict)
+
+    def link(self, kind: LinkClass) -> Link:
+        """The links of one class. Raises JobError if the cluster does not say how fast they are."""
+        if kind not in self.links:
+            known = ", ".join(name for name in clusters() if kind in read_cluster(name).links)
+            raise JobError(
+                f"cluster {self.name} has no links.{kind}, so nothing can be said in seconds. Add it with latency, "
+                f"bandwidth and their sources, measure it with meshcost verify --save, or choose {known}."
+            )
+        return self.links[kind]
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
@@ -48,19 +64,38 @@ def clusters() -> tuple[str, ...]:
     )
 
 
-def read_cluster(spec: Any) -> Cluster:
-    """Read a cluster: a name from the catalogue, or fields. Raises JobError for an unknown name.
+def read_cluster(spec: Any, *, base: Path | None = None) -> Cluster:
+    """Read a cluster: a name from the catalogue, the path of a YAML file, or fields.
+
+    A path is relative to ``base``, if that is given. Raises JobError for an unknown name, and with every problem of a
+    file.
 
     >>> read_cluster({"gpus_per_node": 4}).gpus_per_node
     4
     """
     if not isinstance(spec, str):
         return Cluster.model_validate(spec)
+    if spec.endswith((".yaml", ".yml")):
+        return _read_file(Path(base or ".") / spec)
     known = clusters()
     if spec not in known:
         near = get_close_matches(spec, known, 1)
         hint = f" Did you mean {near[0]}?" if near else ""
         raise JobError(
-            f"{spec!r} is not in the catalogue. Choose {', '.join(known)}, or write gpus_per_node: 8.{hint}"
+            f"{spec!r} is not in the catalogue. Choose {', '.join(known)}, name a file that ends in .yaml, or write "
+            f"gpus_per_node: 8.{hint}"
         )
-    return Cluster.model_validate(yaml.safe_load((_CATALOGUE / f"{spec}.yaml").read_text(encoding="utf-8")))
+    return Cluster.model_validate(document.parse((_CATALOGUE / f"{spec}.yaml").read_text(encoding="utf-8")))
+
+
+def _read_file(path: Path) -> Cluster:
+    text = document.read_text(path)
+    try:
+        data = document.parse(text)
+        if not isinstance(data, dict):
+            raise JobError("a cluster is a mapping of fields (name, gpus_per_node, links ...).")
+        return Cluster.model_validate({"name": path.stem, **data})
+    except ValidationError as error:
+        raise JobError(document.sentences(error)).located(str(path)) from None
+    except MeshcostError as error:
+        raise error.located(str(path)) from None

@@ -5,16 +5,51 @@ from difflib import get_close_matches
 from types import MappingProxyType
 
 from meshcost.collectives.algorithm import Algorithm, Form
+from meshcost.collectives.bruck import BRUCK
+from meshcost.collectives.chain import CHAIN
 from meshcost.collectives.direct import DIRECT
+from meshcost.collectives.double_tree import DOUBLE_TREE
+from meshcost.collectives.hierarchical import HIERARCHICAL
+from meshcost.collectives.nvls import NVLS
 from meshcost.collectives.pairwise import PAIRWISE
+from meshcost.collectives.pat import PAT
+from meshcost.collectives.rabenseifner import RABENSEIFNER
+from meshcost.collectives.rail import RAIL
+from meshcost.collectives.recursive_doubling import RECURSIVE_DOUBLING
+from meshcost.collectives.recursive_halving import RECURSIVE_HALVING
 from meshcost.collectives.ring import RING
+from meshcost.collectives.rings import BIDIRECTIONAL_RING, MULTI_RING
+from meshcost.collectives.scatter_all_gather import SCATTER_DOUBLING, SCATTER_RING
+from meshcost.collectives.sharp import SHARP
 from meshcost.collectives.tree import TREE
 from meshcost.errors import UnknownAlgorithm
 
 __all__ = ["ALGORITHMS", "DEFAULTS", "Algorithm", "Form", "choose"]
 
-#: The shelf: a new algorithm is one file and one line here.
-ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType({x.name: x for x in (RING, TREE, PAIRWISE, DIRECT)})
+_SHELF: tuple[Algorithm, ...] = (
+    RING,
+    TREE,
+    PAIRWISE,
+    DIRECT,
+    BIDIRECTIONAL_RING,
+    MULTI_RING,
+    RECURSIVE_DOUBLING,
+    RECURSIVE_HALVING,
+    RABENSEIFNER,
+    DOUBLE_TREE,
+    BRUCK,
+    CHAIN,
+    SCATTER_RING,
+    SCATTER_DOUBLING,
+    HIERARCHICAL,
+    RAIL,
+    PAT,
+    NVLS,
+    SHARP,
+)
+
+#: The shelf: a new algorithm is one file and one line above.
+ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType({x.name: x for x in _SHELF})
 
 #: What an operation runs on unless a job says otherwise.
 DEFAULTS: Mapping[str, str] = MappingProxyType(
@@ -25,6 +60,9 @@ DEFAULTS: Mapping[str, str] = MappingProxyType(
         "all_to_all": "pairwise",
         "broadcast": "tree",
         "reduce": "tree",
+        "gather": "direct",
+        "scatter": "direct",
+        "barrier": "bruck",
         "send": "direct",
         "recv": "direct",
     }

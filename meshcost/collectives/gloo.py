@@ -74,7 +74,9 @@ class Traffic:
         return self.received_payload + frames
 
 
-def traffic(op: str, at: int, *, ranks: int, payload_bytes: int, item_bytes: int = 4, root: int = 0) -> Traffic:
+def traffic(
+    op: str, at: int, *, ranks: int, payload_bytes: int, item_bytes: int = 4, root: int = 0
+) -> Traffic:
     """Say what position ``at`` of a group moves in one call.
 
     ``payload_bytes`` is the S of nccl-tests, ``item_bytes`` one element, ``root`` the position that a rooted operation
@@ -89,6 +91,25 @@ def traffic(op: str, at: int, *, ranks: int, payload_bytes: int, item_bytes: int
     if ranks == 1:
         return Traffic()
     return _RULES[op](_Call(at, ranks, payload_bytes, item_bytes, root))
+
+
+def rounds(op: str, ranks: int) -> int:
+    """Messages that wait for each other in one call of Gloo, segments of one chunk counted once.
+
+    >>> rounds("all_reduce", 4), rounds("broadcast", 5), rounds("gather", 8)
+    (6, 3, 1)
+    """
+    match op:
+        case "all_reduce" | "reduce_scatter":
+            return 2 * (ranks - 1)
+        case "all_gather" | "all_to_all":
+            return ranks - 1
+        case "reduce":
+            return ranks
+        case "broadcast" | "barrier":
+            return (ranks - 1).bit_length()
+        case _:
+            return 1
 
 
 @dataclass(frozen=True, slots=True)

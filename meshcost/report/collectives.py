@@ -16,7 +16,8 @@ from rich.text import Text
 
 from meshcost.collectives import DEFAULTS
 from meshcost.collectives.operations import OPERATIONS, Operation, operation
-from meshcost.formula import log2_ceiling, pretty, value
+from meshcost.collectives.optimality import optimality
+from meshcost.formula import COUNTS, pretty, value
 from meshcost.report.collectives_facts import (
     as_dict,
     costs,
@@ -41,6 +42,11 @@ from meshcost.symbols import e, k
 
 __all__ = ["as_dict", "overview", "page"]
 
+_FUNCTIONS = {
+    "log2_ceiling": "how often 1 must be doubled to reach n or more",
+    "power2_floor": "the largest power of two that is not above n",
+    "ones_below": "ones in the binary digits of 0 to n - 1 together",
+}
 _BAR = 20
 _NAME = 18
 
@@ -136,7 +142,7 @@ class _Page:
         yield _indented(Text(legend(op, ranks, glyphs)))
         yield from _section("In and out", *_in_and_out(op, ranks))
         heading = f"What it costs between {ranks} ranks (sent, received: the busiest)"
-        yield from _section(heading, _cost_table(op, ranks, glyphs), *_doubling(op))
+        yield from _section(heading, _cost_table(op, ranks, glyphs), *_words(op))
         if op.name == "all_reduce":
             yield from _two_steps(ranks, glyphs, width)
             yield from _section("Nearly independent of the number of ranks", *_growth(glyphs))
@@ -158,26 +164,41 @@ def _in_and_out(op: Operation, ranks: int) -> Iterator[Text]:
 
 
 def _cost_table(op: Operation, ranks: int, glyphs: Glyphs) -> Table:
-    table = _table(glyphs, "algorithm", "", "formula", f"n = {ranks}", "times the least")
+    table = _table(glyphs, "algorithm", "formula", f"n = {ranks}", "times the least")
+    least = {row.algorithm: row for row in optimality(ranks, op.calls[0])}
     for cost in costs(op):
-        note = "(default)" if cost.algorithm == DEFAULTS[op.calls[0]] else ""
-        times = _number(in_payloads(cost.to_bound, ranks))
-        for name, label, amount, unit, ratio in (
-            (cost.algorithm, "rounds", cost.rounds, "", ""),
-            (note, "sent", cost.sent, "S", times),
-            ("", "received", cost.received, "S", ""),
-            ("", "sent by all ranks", cost.total, "S", ""),
+        default = " (default)" * (cost.algorithm == DEFAULTS[op.calls[0]])
+        table.add_row(Text.assemble((cost.algorithm, "bold"), default))
+        row = least[cost.algorithm]
+        rounds = _times(row.rounds_ratio, always=row.least_rounds)
+        most = _times(row.bytes_ratio, always=row.least_bytes)
+        for label, amount, unit, ratio in (
+            ("rounds", cost.rounds, "", rounds),
+            ("sent", cost.sent, "S", most if cost.busy_sender(ranks) else ""),
+            ("received", cost.received, "S", "" if cost.busy_sender(ranks) else most),
+            ("sent by all ranks", cost.total, "S", ""),
         ):
             figure = _number(in_payloads(amount, ranks), unit)
-            table.add_row(*map(Text, (name, label, pretty(amount), figure, ratio)))
+            table.add_row(*map(Text, (f"  {label}", pretty(amount), figure, ratio)))
         table.add_section()
     return table
 
 
-def _doubling(op: Operation) -> Iterator[Text]:
-    if any(cost.rounds.has(log2_ceiling) or cost.sent.has(log2_ceiling) for cost in costs(op)):
-        yield Text("")
-        yield Text("log2_ceiling(n): how often 1 must be doubled to reach n or more.")
+def _times(ratio: Fraction, *, always: bool) -> str:
+    return f"{_number(ratio)}{' for any n' if always else ''}"
+
+
+def _words(op: Operation) -> Iterator[Text]:
+    yield Text("")
+    yield Text(
+        "Times the least: what an algorithm sends or receives, whichever is more, over the least bytes above; its "
+        "rounds over the fewest that its ports allow, log2_ceiling(n) with one, 1 with a port for each peer, 2 through "
+        "a switch. A switch that adds may send less than the least."
+    )
+    forms = [amount for cost in costs(op) for amount in (cost.rounds, cost.sent, cost.received, cost.total)]
+    for name, meaning in _FUNCTIONS.items():
+        if any(amount.has(COUNTS[name]) for amount in forms):
+            yield Text(f"{name}(n): {meaning}.")
 
 
 def _two_steps(ranks: int, glyphs: Glyphs, width: int) -> Iterator[RenderableType]:

@@ -4,7 +4,8 @@ from fractions import Fraction
 from functools import cache
 from typing import Any, NamedTuple
 
-from sympy import Expr, Max, simplify
+from sympy import Expr, Integer, Max, simplify
+from sympy.core.function import Application
 
 from meshcost.collectives import ALGORITHMS, DEFAULTS
 from meshcost.collectives.operations import (
@@ -16,6 +17,7 @@ from meshcost.collectives.operations import (
     ring_difference,
     ring_limit,
 )
+from meshcost.collectives.optimality import Optimality, optimality
 from meshcost.errors import MeshcostError
 from meshcost.formula import pretty, value
 from meshcost.report.collectives_picture import plain
@@ -38,6 +40,10 @@ class Cost(NamedTuple):
     total: Expr
     to_bound: Expr
 
+    def busy_sender(self, ranks: int) -> bool:
+        """Whether the busiest rank sends at least as much as any receives."""
+        return in_payloads(self.sent, ranks) >= in_payloads(self.received, ranks)
+
 
 @cache
 def costs(op: Operation) -> tuple[Cost, ...]:
@@ -52,7 +58,9 @@ def costs(op: Operation) -> tuple[Cost, ...]:
         if forms:
             sent, received = Max(*(x.sent for x in forms)), Max(*(x.received for x in forms))
             total, rounds = forms[0].total, forms[0].rounds
-            found.append(Cost(name, rounds, sent, received, total, simplify(sent / op.lower_bound)))
+            ratio = sent.xreplace({S: Integer(1)}) / op.lower_bound.xreplace({S: Integer(1)})
+            ratio = ratio if ratio.has(Application) else simplify(ratio)  # slow, and no shorter
+            found.append(Cost(name, rounds, sent, received, total, ratio))
     return tuple(found)
 
 
@@ -140,6 +148,7 @@ def as_dict(op: str | None = None, ranks: int = 4) -> dict[str, Any]:
         },
         "default": DEFAULTS[found.calls[0]],
         "algorithms": {cost.algorithm: _plain_cost(cost, ranks) for cost in costs(found)},
+        "optimality": [_plain_row(row) for row in optimality(ranks, found.calls[0])],
         "busbw_factor": _figure(found.busbw_factor, ranks),
         "uses": [use._asdict() for use in USES[found.name]],
         "traps": list(TRAPS[found.name]),
@@ -165,6 +174,10 @@ def _more(op: Operation, ranks: int) -> dict[str, Any]:
 def _plain_cost(cost: Cost, ranks: int) -> dict[str, Any]:
     named = cost._asdict()
     return {key: _figure(amount, ranks) for key, amount in named.items() if key != "algorithm"}
+
+
+def _plain_row(row: Optimality) -> dict[str, Any]:
+    return {key: str(x) if isinstance(x, Fraction) else x for key, x in row._asdict().items()}
 
 
 def _figure(amount: Expr, ranks: int) -> dict[str, Any]:

@@ -28,14 +28,14 @@ Row = Mapping[str, Any]
 def as_dict(bill: Bill, by: str | None = None) -> dict[str, Any]:
     """The bill as JSON values: the whole ledger, that of one stage or rank, or sums ``by`` something.
 
-    What has events in it is read back by ``Ledger.from_dict``.
+    ``Ledger.from_dict`` reads the whole ledger back. A part of it says at its top whose it is, and is no ledger.
     """
     if by not in (None, "event"):
         return _sums(bill, str(by))
     if bill.whole:
         return bill.ledger.to_dict()
     part = bill.ledger.at_stage(bill.payer_stage).to_dict()
-    part["totals"] = _payer(bill) | bill.totals.as_dict() | {"busiest_stage": bill.payer_stage}
+    part |= _payer(bill) | {"totals": bill.totals.as_dict()}
     part["totals"] |= {
         f"by_{key}": {name: sums.as_dict() for name, sums in bill.groups(key).items()}
         for key in ("strategy", "op", "phase", "axis", "stage")

@@ -16,7 +16,7 @@ from meshcost import symbols as sym
 from meshcost.collectives import ALGORITHMS
 from meshcost.errors import MeshcostError
 from meshcost.event import Event
-from meshcost.formula import Number, bind, elasticity, pretty, substituted, value
+from meshcost.formula import Number, Values, bind, pretty, substituted, value
 from meshcost.job import Job
 from meshcost.ledger import Ledger
 from meshcost.report.bill import Bill, Line
@@ -88,13 +88,24 @@ class Explanation:
             ),
             self._formula("calls", "calls of one rank in one step", event.count, event.values, ""),
         ]
-        form = _form(event)
-        if form is not None:
-            meaning = f"bytes that the busiest rank has {moves} in one call ({event.priced.algorithm})"
-            call = {sym.S: event.payload_bytes, sym.n: event.group_size}
-            found.append(self._formula("one call", meaning, form[moves == "received"], call, "B"))
+        one, values = self._one_call()
+        meaning = f"bytes that the busiest rank has {moves} in one call ({event.priced.algorithm})"
+        found.append(self._formula("one call", meaning, one, values, "B"))
         meaning = f"bytes that it has {moves} in all calls of one step"
         return (*found, self._formula(moves, meaning, self.all_calls, event.values, "B"))
+
+    def _one_call(self) -> tuple[Expr, Values]:
+        """The algorithm's closed form in S and n; where chunks differ, the formula that the price was made with."""
+        event, price = self.event, self.event.priced
+        received = self.moves == "received"
+        algorithm = ALGORITHMS.get(price.algorithm)
+        form = algorithm.forms.get(event.op) if algorithm is not None else None
+        call = {sym.S: event.payload_bytes, sym.n: event.group_size}
+        if form is not None:
+            one = form.received if received else form.sent
+            if value(one, call) == (price.received_bytes if received else price.sent_bytes):
+                return one, call
+        return self.all_calls / event.count, event.values
 
     @staticmethod
     def _formula(name: str, meaning: str, formula: Expr, values: Any, unit: str) -> Formula:
@@ -126,14 +137,6 @@ class Explanation:
         """Where the algorithm comes from."""
         found = ALGORITHMS.get(self.event.priced.algorithm)
         return found.source if found is not None else ""
-
-
-def _form(event: Event) -> tuple[Expr, Expr] | None:
-    algorithm = ALGORITHMS.get(event.priced.algorithm)
-    if algorithm is None or event.op not in algorithm.forms:
-        return None
-    even = event.payload_bytes % (event.group_size * event.item_bytes) == 0
-    return algorithm.wire(event.op, even=even, item=event.item_bytes)
 
 
 _FIELD = re.compile(r"^([A-Z][a-z]+) {2,}(\S.*(?:\n +\S.*)*)", re.MULTILINE)

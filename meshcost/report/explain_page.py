@@ -13,8 +13,9 @@ from meshcost import symbols as sym
 from meshcost.formula import pretty, substituted
 from meshcost.report import words
 from meshcost.report.bill import BETWEEN, INSIDE, Bill
-from meshcost.report.explain import Explanation, Formula, Growth
+from meshcost.report.explain import Explanation, Formula
 from meshcost.report.grid import Column, Grid
+from meshcost.report.growth import Growth
 from meshcost.report.terminal import header
 from meshcost.units import human_bytes
 
@@ -128,11 +129,10 @@ def _steps(shown: Explanation, formulas: tuple[Formula, ...], width: int) -> Ite
     for x in formulas[:-1]:
         yield from _substitution(x, width)
     last, totals = formulas[-1], shown.event.totals
-    calls, one = formulas[1].value, formulas[-2]
+    calls, one = formulas[1].value, formulas[2].value
     yield from _substitution(last, width)
-    if one.name == "one call":
-        check = "the same" if calls * one.value == last.value else "NOT the same"
-        yield Text(f"that is calls * one call = {calls} * {one.value}: {check}")
+    check = "the same" if calls * one == last.value else "NOT the same"
+    yield Text(f"that is calls * one call = {calls} * {one}: {check}")
     if shown.moves == "sent" and totals.sent_bytes:
         yield Text("")
         for name, part in ((INSIDE, totals.intra_node_bytes), (BETWEEN, totals.inter_node_bytes)):
@@ -160,14 +160,16 @@ def _equation(left: str, right: str, width: int) -> Text:
 def _growth(growths: tuple[Growth, ...], moves: str) -> Iterator[Text]:
     width = max((len(x.quantity) for x in growths), default=0)
     for x in growths:
-        slope = "" if x.elasticity is None else f" (elasticity {x.elasticity})"
-        effect = x.why if x.doubled is None else f"x2 -> {moves} x{float(x.doubled):.4g}"
-        yield Text(
-            f"{x.quantity:<{width}}  {effect}{slope}"
-            + (f"; {x.why}" if x.doubled is not None and x.why else "")
-        )
+        yield Text(f"{x.quantity:<{width}}  {_effect(x, moves)}")
     yield Text("")
     yield Text("Elasticity: percent that it grows when the quantity alone grows by one percent.", style="dim")
+
+
+def _effect(x: Growth, moves: str) -> str:
+    slope = "" if x.elasticity is None else f" (elasticity {x.elasticity})"
+    if x.doubled is not None:
+        return f"x2 -> {moves} x{float(x.doubled):.4g}{slope}" + (f"; {x.why}" if x.why else "")
+    return f"cannot double alone{slope}: {x.why}" if slope else x.why
 
 
 def _source_table(shown: Explanation) -> Table:

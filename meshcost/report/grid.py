@@ -60,7 +60,7 @@ class Grid:
         while self._needs(shown, 1) > width and any(self.columns[i].drop for i in shown):
             last = max(self.columns[i].drop for i in shown)
             shown = [i for i in shown if self.columns[i].drop != last]
-        gap = 2 if self._needs(shown, 2) <= width else 1
+        gap = self._gap(shown, width)
         spare = max(0, width - self._needs(shown, gap))
         widths = []
         for i in shown:
@@ -69,6 +69,11 @@ class Grid:
             widths.append(least + more)
             spare -= more
         return shown, widths, gap
+
+    def _gap(self, shown: list[int], width: int) -> int:
+        """Two blanks between columns where that costs nothing: no column, and no narrow sentences on a narrow page."""
+        unwrapped = sum(self._natural(i) for i in shown) + 2 * (len(shown) - 1) <= width
+        return 2 if unwrapped or (len(shown) == len(self.columns) and self._needs(shown, 2) <= width) else 1
 
     def _needs(self, shown: list[int], gap: int) -> int:
         return sum(self._least(i) for i in shown) + gap * (len(shown) - 1)
@@ -84,10 +89,7 @@ class Grid:
     def _draw(
         self, cells: Sequence[str], shown: list[int], widths: list[int], gap: int, style: str
     ) -> Iterator[Text]:
-        parts = [
-            wrap(cells[i], w, break_on_hyphens=False) or [""] if w else [""]
-            for i, w in zip(shown, widths, strict=True)
-        ]
+        parts = [wrap(cells[i], w) or [""] if w else [""] for i, w in zip(shown, widths, strict=True)]
         for number in range(max(map(len, parts))):
             line = _plain("")
             for i, width, part in zip(shown, widths, parts, strict=True):

@@ -148,10 +148,13 @@ def _groups(model: Model, signs: Glyphs) -> Grid:
         ),
         signs.line,
     )
-    for group, number in group_sums(model).items():
-        grid.row(group, f"{number:,}", words.share(number, model.weights_total), GROUPS[group])
-    if model.tied:
-        grid.row("head", "0", "-", "tied: the word embedding once more")
+    sums = group_sums(model)
+    for group, meaning in GROUPS.items():
+        tied = group == "head" and model.tied
+        if group in sums or tied:
+            number = sums.get(group, 0)
+            what = "tied: its matrix is the word embedding" if tied else meaning
+            grid.row(group, f"{number:,}", words.share(number, model.weights_total), what)
     grid.line()
     grid.row("all", f"{model.weights_total:,}", "100 %", human_count(model.weights_total), style="bold")
     return grid

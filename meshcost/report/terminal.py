@@ -43,6 +43,10 @@ class Shown:
         """Yield lines that fit the console."""
         signs, width = words.glyphs(options, self.ascii_only), options.max_width
         yield from header(self.bill, signs)
+        if not self.bill.totals.calls and not self.bill.lines:
+            yield Text("")
+            yield Text(f"One step, {self.bill.payer}: nothing is communicated.", style=_HEAD)
+            return
         if self.by is None:
             yield Text("")
             yield from _summary(self.bill, signs, width)
@@ -135,18 +139,22 @@ def _legend(totals: Totals, signs: Glyphs) -> Iterator[Text]:
 
 
 def _spread(bill: Bill) -> Iterator[Text]:
-    """Say what a rank of each stage sends, equal neighbours together."""
-    stages = bill.ledger.by_stage
-    if len(stages) == 1 or not bill.whole:
+    """Say what a rank of each stage sends, stages that send alike together."""
+    sent = [sums.sent_bytes for sums in bill.ledger.by_stage]
+    if len(sent) == 1 or not bill.whole:
         return
-    sent = [sums.sent_bytes for sums in stages]
-    together = [tuple(i for i, _ in run) for _, run in groupby(enumerate(sent), key=lambda pair: pair[1])]
-    if len(together) <= 8:
-        parts = [f"{words.runs(stage)}: {size(sent[stage[0]])}" for stage in together]
+    alike: dict[int, list[int]] = {}
+    for stage, number in enumerate(sent):
+        alike.setdefault(number, []).append(stage)
+    if len(alike) <= 4:
+        parts = [f"{words.runs(tuple(stages))}: {size(number)}" for number, stages in alike.items()]
         yield Text(f"  a rank of each stage sends   {'   '.join(parts)}")
     else:
         low, high = min(sent), max(sent)
-        yield Text(f"  a rank of a stage sends from {size(low)} (stage {sent.index(low)}) to {size(high)}")
+        yield Text(
+            f"  a rank of a stage sends from {size(low)} (stage {words.runs(tuple(alike[low]))}) to {size(high)} "
+            f"(stage {words.runs(tuple(alike[high]))})"
+        )
 
 
 def _events(bill: Bill, signs: Glyphs, width: int, *, exact: bool) -> Iterator[Text]:

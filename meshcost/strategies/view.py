@@ -308,7 +308,8 @@ class View:
             site=site,
             item_bytes=int(item) if item.denominator == 1 else 1,
             pairs=draft.pairs,
-            shift=draft.shift % size,
+            # A gather at a boundary keeps the distance of its message, to be found with it.
+            shift=draft.shift % size if draft.op in ("send", "recv") else draft.shift,
         )
 
 

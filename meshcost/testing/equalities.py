@@ -58,7 +58,9 @@ def order_of_strategies_is_irrelevant(job: Job) -> None:
     for order in _orders(list(job.setting.parallel)):
         setting = replace(job.setting, parallel={axis: job.setting.parallel[axis] for axis in order})
         view = View(setting, job.mesh, job.program, job.values)
-        written = [event for strategy in setting.parallel.values() for event in events(strategy, view, job.framework)]
+        written = [
+            event for strategy in setting.parallel.values() for event in events(strategy, view, job.framework)
+        ]
         first = written if first is None else first
         _same_events(first, written, f"strategies in the order {', '.join(order)}")
 
@@ -74,7 +76,8 @@ def _orders(axes: list[str]) -> Iterator[list[str]]:
 def size_one_axes_add_no_call(job: Job) -> None:
     """Check that no call is made along an axis of one rank, and that the options of such an axis change nothing.
 
-    >>> size_one_axes_add_no_call(Job(model="gpt2", parallel={"tensor": {"size": 1}}, batch={"sequence": 8, "global_batch": 1}))
+    >>> job = Job(model="gpt2", parallel={"tensor": {"size": 1}}, batch={"sequence": 8, "global_batch": 1})
+    >>> size_one_axes_add_no_call(job)
     """
     ledger = analyze(job)
     require(job.world_size > 1 or not ledger.events, "a world of one rank makes calls.")
@@ -88,8 +91,9 @@ def size_one_axes_add_no_call(job: Job) -> None:
 
 
 def _in_use(job: Job) -> set[str]:
-    """Axes whose options matter although one rank is along them: weights are sharded over data x context, and experts
-    over what is left of the stage.
+    """Axes whose options matter although one rank is along them.
+
+    Weights are sharded over data x context, and experts over what is left of the stage.
     """
     used = {"expert"} if job.setting.experts_apart else set()
     return used | {"data"} if job.mesh.size("context") > 1 or job.mesh.size("expert_data") > 1 else used
@@ -98,7 +102,8 @@ def _in_use(job: Job) -> set[str]:
 def batch_scales_activations_only(job: Job) -> None:
     """Check that twice the micro-batch in twice the global batch doubles activations and changes nothing else.
 
-    >>> batch_scales_activations_only(Job(model="gpt2", parallel={"data": {"size": 2}}, batch={"sequence": 8, "global_batch": 2}))
+    >>> job = Job(model="gpt2", parallel={"data": {"size": 2}}, batch={"sequence": 8, "global_batch": 2})
+    >>> batch_scales_activations_only(job)
     """
     batch = job.batch.model_dump()
     doubled = {**batch, "micro_batch": 2 * batch["micro_batch"], "global_batch": 2 * batch["global_batch"]}
@@ -186,7 +191,8 @@ def zero3_is_one_and_a_half_ddp(job: Job) -> None:
 
     Rajbhandari et al. 2020, section 7: weights are gathered forward and backward, gradients reduce-scattered.
 
-    >>> zero3_is_one_and_a_half_ddp(Job(model="gpt2", parallel={"data": {"size": 2}}, batch={"sequence": 8, "global_batch": 2}))
+    >>> job = Job(model="gpt2", parallel={"data": {"size": 2}}, batch={"sequence": 8, "global_batch": 2})
+    >>> zero3_is_one_and_a_half_ddp(job)
     """
     _multiple_of_ddp(job, "zero3", Fraction(3, 2))
 

@@ -25,24 +25,25 @@ if TYPE_CHECKING:
 
 __all__ = ["jobs", "legal_documents", "meshes", "models"]
 
-_LARGEST_WORLD = 32
 _INTERLEAVED = ("interleaved_1f1b", "interleaved_zb")
 _TWO_CHUNKS = ("zbv", "dualpipev")
 _PATTERNS = ("*.bias", "*norm*", "*embed*", "*.0.*", "*q_proj*", "*")
 _FLOATS = ("bf16", "fp16", "fp32")
 
 
-def meshes() -> "SearchStrategy[Mesh]":
-    """Generate meshes of up to 64 ranks: axes in any order, a second factoring for experts, nodes of any size.
+def meshes(largest: int = 64) -> "SearchStrategy[Mesh]":
+    """Generate meshes of up to ``largest`` ranks: axes in any order, a second factoring for experts, nodes of any size.
 
     >>> meshes() is not None
     True
     """
-    return strategies().composite(_mesh)()  # type: ignore[no-any-return]
+    return strategies().composite(_mesh)(largest)
 
 
-def jobs(*, plug_ins: Mapping[str, Mapping[str, Any]] | None = None, **fixed: Any) -> "SearchStrategy[Job]":
-    """Generate jobs over all strategies and options, of at most 32 ranks (times those of plug-ins).
+def jobs(
+    *, plug_ins: Mapping[str, Mapping[str, Any]] | None = None, largest: int = 32, **fixed: Any
+) -> "SearchStrategy[Job]":
+    """Generate jobs over all strategies and options, of at most ``largest`` ranks (times those of plug-ins).
 
     ``plug_ins`` maps the axis of a strategy of yours to its options in every job; the strategy has to be installed
     under the entry point ``meshcost.strategies``, or made known with ``registered``. ``fixed`` replaces top-level
@@ -51,19 +52,22 @@ def jobs(*, plug_ins: Mapping[str, Mapping[str, Any]] | None = None, **fixed: An
     >>> jobs(recompute="full") is not None
     True
     """
-    return legal_documents(plug_ins=plug_ins).map(lambda document: Job(**{**document, **fixed}))  # type: ignore[no-any-return]
+    drawn = legal_documents(plug_ins=plug_ins, largest=largest)
+    return drawn.map(lambda document: Job(**{**document, **fixed}))
 
 
-def legal_documents(*, plug_ins: Mapping[str, Mapping[str, Any]] | None = None) -> "SearchStrategy[dict[str, Any]]":
+def legal_documents(
+    *, plug_ins: Mapping[str, Mapping[str, Any]] | None = None, largest: int = 32
+) -> "SearchStrategy[dict[str, Any]]":
     """Generate the documents of legal jobs, as a YAML file holds them."""
-    return strategies().composite(_document)(plug_ins or {})  # type: ignore[no-any-return]
+    return strategies().composite(_document)(plug_ins or {}, largest)
 
 
-def _mesh(draw: "Draw[Any]") -> Mesh:
+def _mesh(draw: "Draw[Any]", largest: int) -> Mesh:
     st = strategies()
     names = draw(st.permutations(("tensor", "context", "data", "replicate", "pipeline")))
     sizes = {name: draw(st.integers(1, 4)) for name in names[: draw(st.integers(1, 4))]}
-    while prod(sizes.values()) > 64:
+    while prod(sizes.values()) > largest:
         sizes.popitem()
     left, expert = prod(sizes.values()) // sizes.get("pipeline", 1), {}
     for name in EXPERT_AXES[:-1]:
@@ -73,10 +77,10 @@ def _mesh(draw: "Draw[Any]") -> Mesh:
     return Mesh(sizes, expert if draw(st.booleans()) else None, draw(st.sampled_from((1, 2, 3, 4, 8))))
 
 
-def _document(draw: "Draw[Any]", plug_ins: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _document(draw: "Draw[Any]", plug_ins: Mapping[str, Mapping[str, Any]], largest: int) -> dict[str, Any]:
     st = strategies()
     spec = draw(models())
-    plan = _Plan(draw, read_model(spec), plug_ins)
+    plan = _Plan(draw, read_model(spec), plug_ins, largest)
     return {
         "model": spec,
         "parallel": plan.parallel(),
@@ -104,7 +108,11 @@ def _precision(draw: "Draw[Any]") -> dict[str, str]:
 
 def _algorithms(draw: "Draw[Any]") -> dict[str, str]:
     st = strategies()
-    choices = {"all_reduce": ("tree", "direct"), "all_gather": ("direct",), "reduce_scatter": ("pairwise", "direct")}
+    choices = {
+        "all_reduce": ("tree", "direct"),
+        "all_gather": ("direct",),
+        "reduce_scatter": ("pairwise", "direct"),
+    }
     return {op: draw(st.sampled_from(names)) for op, names in choices.items() if draw(st.integers(0, 4)) == 0}
 
 
@@ -115,6 +123,7 @@ class _Plan:
     draw: "Draw[Any]"
     model: Model
     plug_ins: Mapping[str, Mapping[str, Any]]
+    largest: int
     sizes: dict[str, int] = field(default_factory=dict)
     chosen: dict[str, Any] = field(default_factory=dict)
     sequence_parallel: bool = False
@@ -140,7 +149,9 @@ class _Plan:
             matching = [x for x in _PATTERNS if any(fnmatchcase(name, x) for name in names)]
             return {"freeze": [self._one_of(*matching)]}
         if kind == "adapters" and (linears := sorted(set(_linears(self.model)))):
-            targets = self.draw(strategies().lists(strategies().sampled_from(linears), min_size=1, max_size=3, unique=True))
+            targets = self.draw(
+                strategies().lists(strategies().sampled_from(linears), min_size=1, max_size=3, unique=True)
+            )
             return {"lora": {"rank": self._one_of(1, 8), "targets": targets}}
         return {}
 
@@ -171,7 +182,7 @@ class _Plan:
 
     def _size(self, axis: str, choices: Iterable[int]) -> int:
         """Choose among sizes for which there are ranks left."""
-        left = _LARGEST_WORLD // prod(self.sizes.values())
+        left = self.largest // prod(self.sizes.values())
         self.sizes[axis] = self._one_of(*(size for size in choices if size <= left))
         return self.sizes[axis]
 
@@ -218,7 +229,9 @@ class _Plan:
         chunks = options.get("chunks", 2 if schedule in _TWO_CHUNKS else 1)
         stages, layers = Schedule(schedule, size, chunks, 1).virtual_stages, self.model.layers
         if layers % stages or self._one_of(True, False, False):
-            cuts = self.draw(strategies().lists(strategies().integers(0, layers), min_size=stages - 1, max_size=stages - 1))
+            cuts = self.draw(
+                strategies().lists(strategies().integers(0, layers), min_size=stages - 1, max_size=stages - 1)
+            )
             ends = [0, *sorted(cuts), layers]
             options["layers_per_stage"] = [after - before for before, after in pairwise(ends)]
         if not self.sequence_parallel:
@@ -226,7 +239,7 @@ class _Plan:
         return options
 
     def _room(self, size: int) -> bool:
-        return prod(self.sizes.values()) * size <= _LARGEST_WORLD
+        return prod(self.sizes.values()) * size <= self.largest
 
     def _data(self) -> dict[str, Any]:
         strategy = self._one_of("ddp", "zero1", "zero2", "zero3", "fsdp")
@@ -256,7 +269,9 @@ class _Plan:
                 each = split or tensor
                 apart = size > 1 or each != tensor
                 known = each in (1, tensor) or self.sequence_parallel
-                even = ranks % (size * each) == 0 and all(width % each == 0 for width in self._expert_widths())
+                even = ranks % (size * each) == 0 and all(
+                    width % each == 0 for width in self._expert_widths()
+                )
                 whole = not apart or ranks // (size * each) % self.chosen["data"].get("replicate", 1) == 0
                 if even and whole and (known or not apart):
                     yield size, split

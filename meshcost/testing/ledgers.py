@@ -33,7 +33,8 @@ def named(event: Event) -> str:
 def bytes_are_conserved(subject: Job | Ledger) -> None:
     """Check that what the ranks of every group send is what they receive, and that sent = intra-node + inter-node.
 
-    >>> bytes_are_conserved(Job(model="gpt2", parallel={"data": {"size": 3}}, batch={"sequence": 8, "global_batch": 3}))
+    >>> job = Job(model="gpt2", parallel={"data": {"size": 3}}, batch={"sequence": 8, "global_batch": 3})
+    >>> bytes_are_conserved(job)
     """
     ledger = priced_ledger(subject)
     for event in ledger:
@@ -72,7 +73,8 @@ def _group_conserves(event: Event) -> None:
 def formulas_are_the_numbers(subject: Job | Ledger) -> None:
     """Check that the closed forms of count, payload, sent and received give the numbers beside them.
 
-    >>> formulas_are_the_numbers(Job(model="gpt2", parallel={"data": {"size": 2}}, batch={"sequence": 8, "global_batch": 2}))
+    >>> job = Job(model="gpt2", parallel={"data": {"size": 2}}, batch={"sequence": 8, "global_batch": 2})
+    >>> formulas_are_the_numbers(job)
     """
     for event in priced_ledger(subject):
         price = event.priced
@@ -96,7 +98,8 @@ def formulas_are_the_numbers(subject: Job | Ledger) -> None:
 def json_round_trip_is_identity(subject: Job | Ledger) -> None:
     """Check that a ledger written as JSON and read back is the same ledger.
 
-    >>> json_round_trip_is_identity(Job(model="gpt2", parallel={"data": {"size": 2}}, batch={"sequence": 8, "global_batch": 2}))
+    >>> job = Job(model="gpt2", parallel={"data": {"size": 2}}, batch={"sequence": 8, "global_batch": 2})
+    >>> json_round_trip_is_identity(job)
     """
     ledger = priced_ledger(subject)
     written = ledger.to_dict()
@@ -110,7 +113,8 @@ def json_round_trip_is_identity(subject: Job | Ledger) -> None:
 def calls_match_counts(subject: Job | Ledger) -> None:
     """Check that the calls unrolled for a rank of every stage are those that its events count, with their bytes.
 
-    >>> calls_match_counts(Job(model="gpt2", parallel={"pipeline": {"size": 2}}, batch={"sequence": 8, "global_batch": 2}))
+    >>> job = Job(model="gpt2", parallel={"pipeline": {"size": 2}}, batch={"sequence": 8, "global_batch": 2})
+    >>> calls_match_counts(job)
     """
     ledger = priced_ledger(subject)
     for rank in _one_of_each_stage(ledger):

@@ -1,5 +1,6 @@
 """Models to try layouts on: small ones of every shape that matters to communication, and a few real ones."""
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from meshcost.testing.hypotheses import strategies
@@ -12,11 +13,21 @@ if TYPE_CHECKING:
 Config = dict[str, Any]
 
 #: Real models, one of each kind: grouped queries, one key head, latent attention, parallel blocks, experts, tied.
-REAL = ("llama-3-8b", "gpt2", "falcon-7b", "command-r", "mixtral-8x7b", "deepseek-v2-lite", "olmo-2-1b", "qwen1.5-moe-a2.7b")
+REAL = (
+    "llama-3-8b",
+    "gpt2",
+    "falcon-7b",
+    "command-r",
+    "mixtral-8x7b",
+    "deepseek-v2-lite",
+    "olmo-2-1b",
+    "qwen1.5-moe-a2.7b",
+)
 
 _VOCABULARIES = (96, 128, 1000, 50257)
 
 
+@cache
 def models() -> "SearchStrategy[Config | str]":
     """Generate models as a job file names them: inline fields of many families, or a name from the catalogue.
 
@@ -26,7 +37,7 @@ def models() -> "SearchStrategy[Config | str]":
     """
     st = strategies()
     small = st.one_of(*(st.composite(family)() for family in (_grouped, _gpt2, _falcon, _experts, _latent)))
-    return st.one_of(small, small, small, small, st.sampled_from(REAL))  # type: ignore[no-any-return]
+    return st.one_of(small, small, small, small, st.sampled_from(REAL))
 
 
 def _grouped(draw: "Draw[Any]") -> Config:
@@ -34,7 +45,9 @@ def _grouped(draw: "Draw[Any]") -> Config:
     st = strategies()
     heads = draw(st.sampled_from((4, 8, 16)))
     return {
-        "model_type": draw(st.sampled_from(("llama", "qwen2", "qwen3", "gemma2", "cohere", "olmo2", "smollm3"))),
+        "model_type": draw(
+            st.sampled_from(("llama", "qwen2", "qwen3", "gemma2", "cohere", "olmo2", "smollm3"))
+        ),
         "hidden_size": heads * 8 * draw(st.sampled_from((1, 2, 3))),
         "num_hidden_layers": draw(st.integers(1, 8)),
         "num_attention_heads": heads,
@@ -92,7 +105,10 @@ def _experts(draw: "Draw[Any]") -> Config:
         "vocab_size": draw(st.sampled_from(_VOCABULARIES)),
     }
     if family.startswith("qwen"):
-        config |= {"moe_intermediate_size": 16 * draw(st.integers(1, 4)), "decoder_sparse_step": draw(st.integers(1, 2))}
+        config |= {
+            "moe_intermediate_size": 16 * draw(st.integers(1, 4)),
+            "decoder_sparse_step": draw(st.integers(1, 2)),
+        }
     if family == "qwen2_moe":
         config["shared_expert_intermediate_size"] = 16 * draw(st.integers(1, 4))
     return {**config, ("num_local_experts" if family == "mixtral" else "num_experts"): count}

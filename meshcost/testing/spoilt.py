@@ -14,8 +14,22 @@ if TYPE_CHECKING:
 
     from meshcost.testing.hypotheses import Draw
 
-_WORDS = ("fsdp", "ulysses", "dualpipe", "bf16", "fp8_block128", "full", "llama-3-8b", "h100-dgx", "tree", "", "self", "\x00", "é" * 50)
-_NUMBERS = (0, -1, 1, 2, 3, 7, 2**31, 2**63, 10**40, 10**5000, 0.5, -0.0, 1e308, float("inf"), float("nan"))
+_WORDS = (
+    "fsdp",
+    "ulysses",
+    "dualpipe",
+    "bf16",
+    "fp8_block128",
+    "full",
+    "llama-3-8b",
+    "h100-dgx",
+    "tree",
+    "",
+    "self",
+    "\x00",
+    "é" * 50,
+)
+_NUMBERS = (0, -1, 1, 2, 3, 7, 2**31, 2**63, 10**40, 10**4000, 0.5, -0.0, 1e308, float("inf"), float("nan"))
 
 
 def job_documents() -> "SearchStrategy[Any]":
@@ -28,29 +42,41 @@ def job_documents() -> "SearchStrategy[Any]":
     True
     """
     st = strategies()
-    return st.one_of(st.composite(_spoilt)(), _anything())  # type: ignore[no-any-return]
+    return st.one_of(st.composite(_spoilt)(), _anything())
 
 
 def _names() -> tuple[str, ...]:
     """Every field name of a job, wherever it belongs."""
     options = [name for strategy in STRATEGIES.values() for name in strategy.model_fields]
-    return tuple(dict.fromkeys([*Job.model_fields, *Parallel.model_fields, *options, "sequence", "rank", "weights"]))
+    return tuple(
+        dict.fromkeys([*Job.model_fields, *Parallel.model_fields, *options, "sequence", "rank", "weights"])
+    )
 
 
 def _scalars() -> "SearchStrategy[Any]":
     st = strategies()
-    plain = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20), st.dates(), st.binary(max_size=4))
-    return st.one_of(st.sampled_from(_WORDS), st.sampled_from(_NUMBERS), plain)  # type: ignore[no-any-return]
+    plain = st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(),
+        st.text(max_size=20),
+        st.dates(),
+        st.binary(max_size=4),
+    )
+    return st.one_of(st.sampled_from(_WORDS), st.sampled_from(_NUMBERS), plain)
 
 
 def _anything() -> "SearchStrategy[Any]":
     st = strategies()
-    keys = st.one_of(st.sampled_from(_names()), st.text(max_size=8), st.integers(-3, 3), st.none(), st.booleans())
+    keys = st.one_of(
+        st.sampled_from(_names()), st.text(max_size=8), st.integers(-3, 3), st.none(), st.booleans()
+    )
 
     def larger(inside: Any) -> Any:
         return st.one_of(st.lists(inside, max_size=4), st.dictionaries(keys, inside, max_size=5))
 
-    return st.recursive(_scalars(), larger, max_leaves=20)  # type: ignore[no-any-return]
+    return st.recursive(_scalars(), larger, max_leaves=20)
 
 
 def _spoilt(draw: "Draw[Any]") -> Any:

@@ -9,7 +9,7 @@ from meshcost.testing.ledgers import priced_ledger, require
 from meshcost.unroll import Call
 
 #: Calls of all ranks together that ``check`` is willing to walk through.
-LARGEST_WALK = 100_000
+LARGEST_WALK = 20_000
 
 _MESSAGES = ("send", "recv")
 

@@ -53,12 +53,11 @@ In and out
 """
 
 RING = """\
-  algorithm                     formula            n = 4  times the least
-  ───────────────────────────────────────────────────────────────────────
-  ring       rounds             2*n - 2            6
-  (default)  sent               2*S*(n - 1)/n      1.5 S  1
-             received           2*S*(n - 1)/n      1.5 S
-             sent by all ranks  2*S*(n - 1)        6 S
+  ring (default)
+    rounds             2*n - 2                           6       3
+    sent               2*S*(n - 1)/n                     1.5 S   1 for any n
+    received           2*S*(n - 1)/n                     1.5 S
+    sent by all ranks  2*S*(n - 1)                       6 S
 """
 
 TWO_STEPS = """\
@@ -194,7 +193,7 @@ def test_a_page_draws_every_cell(op: str, ranks: int):
 
 @every_operation
 def test_a_page_names_every_algorithm_with_its_formulas(op: str):
-    text = shown(page(op, 8), width=120)
+    text = shown(page(op, 8), width=400)
     calls = operation(op).calls
     for name, algorithm in ALGORITHMS.items():
         forms = [algorithm.forms[call] for call in calls if call in algorithm.forms]

@@ -2,9 +2,11 @@
 
 import copy
 import json
+import resource
 import time
 import tracemalloc
-from pathlib import Path
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
 import yaml
@@ -16,7 +18,13 @@ from meshcost.errors import JobError, LedgerError, MeshcostError
 from meshcost.job import Job, analyze, load, read_job
 from meshcost.ledger import Ledger
 
-HARD = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], max_examples=settings().max_examples * 2)
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HARD = settings(
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    max_examples=settings().max_examples,
+)
 SECONDS, MEBIBYTES = 5, 200
 
 TEXT = """\
@@ -43,12 +51,12 @@ def is_clear(error: MeshcostError) -> None:
         assert "pydantic" not in problem.lower()
 
 
-def bill(make) -> Ledger | None:
+def bill(make: Callable[[], Job]) -> Ledger | None:
     """What comes out: a bill, or None with a clear error."""
     start = time.perf_counter()
     try:
         job = make()
-        return analyze(job) if testing.calls_in_all is not None and small(job) else None
+        return analyze(job)
     except MeshcostError as error:
         is_clear(error)
         return None
@@ -56,20 +64,27 @@ def bill(make) -> Ledger | None:
         assert time.perf_counter() - start < SECONDS
 
 
-def small(job: Job) -> bool:
-    return isinstance(job, Job)
-
-
 @HARD
 @given(testing.job_documents())
 @example({"self": 1})
 @example({"cls": 1, "fields": 2, "_refuse": 3})
 @example({"parallel": {"self": 1, "strategies": 2, "model_config": 3}})
-@example({"batch": {"sequence": 10**5000}})
-@example({"model": 10**5000, "lora": {"rank": 10**4500}})
 @example({None: 1, 2: 3, True: 4, (1, 2): 5})
 def test_any_document_is_a_bill_or_a_clear_error(data):
     bill(lambda: read_job(data))
+
+
+@pytest.mark.parametrize("path", ["batch", "model", "lora", "freeze", "parallel", "precision", "cluster"])
+def test_numbers_that_python_does_not_write_are_clear_errors(path):
+    """Longer than ``sys.get_int_max_str_digits()``; a file has them in hexadecimal."""
+    for value in (
+        10**5000,
+        [10**5000],
+        {"size": 10**5000},
+        {"sequence": 10**5000},
+        {"tensor": {"size": 10**5000}},
+    ):
+        assert bill(lambda value=value: read_job({"model": "gpt2", path: value})) is None
 
 
 @HARD
@@ -82,7 +97,50 @@ def test_any_document_written_as_yaml_too(data):
     bill(lambda: read_job(document.parse(text)))
 
 
-SNIPPETS = ["&a", "*a", "<<: ", "!!python/object:os.system ", "!!int ''", "!!float", "!!timestamp x", "!!bool x", "!!set {a}", "? [a]\n: ", "- ", "{", "}", "[", "]", "'", '"', "\t", "---\n", "...\n", "%YAML 1.1\n", "|\n", ">\n", "\x00", "\ufeff", "\u2028", "é", "🦀", "0x", "0o7", "1e999", ".inf", ".nan", "1:59", "-", "99999999999999999999999", "true", "null", "~", "2001-99-99", "2001-01-01", "self: 1\n"]
+SNIPPETS = [
+    "&a",
+    "*a",
+    "<<: ",
+    "!!python/object:os.system ",
+    "!!int ''",
+    "!!float",
+    "!!timestamp x",
+    "!!bool x",
+    "!!set {a}",
+    "? [a]\n: ",
+    "- ",
+    "{",
+    "}",
+    "[",
+    "]",
+    "'",
+    '"',
+    "\t",
+    "---\n",
+    "...\n",
+    "%YAML 1.1\n",
+    "|\n",
+    ">\n",
+    "\x00",
+    "\ufeff",
+    "\u2028",
+    "é",
+    "🦀",
+    "0x",
+    "0o7",
+    "1e999",
+    ".inf",
+    ".nan",
+    "1:59",
+    "-",
+    "99999999999999999999999",
+    "true",
+    "null",
+    "~",
+    "2001-99-99",
+    "2001-01-01",
+    "self: 1\n",
+]
 
 
 @HARD
@@ -111,7 +169,9 @@ def test_any_text_is_data_or_a_job_error(text):
         is_clear(error)
 
 
-BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(f"{new}: &{new} [{', '.join(['*' + old] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True))
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{new}: &{new} [{', '.join(['*' + old] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
 
 
 @pytest.mark.parametrize(
@@ -152,18 +212,14 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(f"{new}: &{new} [{', '.jo
     ids=lambda text: repr(text[:24]),
 )  # fmt: skip
 def test_a_hostile_text_is_refused_quickly_or_harmless(text):
+    assert bill(lambda: read_job(document.parse(text))) is None
     tracemalloc.start()
-    start = time.perf_counter()
     try:
-        read_job(document.parse(text))
-        raise AssertionError("none of these is a job")
-    except MeshcostError as error:
-        is_clear(error)
+        with pytest.raises(MeshcostError):
+            read_job(document.parse(text))
+        assert tracemalloc.get_traced_memory()[1] < MEBIBYTES * 2**20
     finally:
-        peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    assert time.perf_counter() - start < SECONDS
-    assert peak < MEBIBYTES * 2**20
 
 
 @pytest.mark.parametrize("text", ["a: &x 1", "a: &x 1\nb: *x"])
@@ -183,32 +239,87 @@ def test_deep_nesting_is_refused_as_promised(text):
     [
         {"parallel": {"data": {"size": 2**20}}, "batch": {"sequence": 8, "global_batch": 2**20}},
         {"batch": {"sequence": 2**32, "micro_batch": 2**12, "global_batch": 2**32}},
-        {"batch": {"sequence": 1, "global_batch": 2**20}, "parallel": {"pipeline": {"size": 4, "schedule": "dualpipe"}}},
-        {"batch": {"sequence": 1, "global_batch": 2**20}, "parallel": {"pipeline": {"size": 4, "schedule": "interleaved_1f1b"}}},
-        {"parallel": {"pipeline": {"size": 2**20, "layers_per_stage": [4, *[0] * (2**20 - 1)]}}, "batch": {"sequence": 1, "global_batch": 1}},
-        {"parallel": {"pipeline": {"size": 2**17, "layers_per_stage": [4, *[0] * (2**17 - 1)]}, "tensor": {"size": 4}, "data": {"size": 2}}, "batch": {"sequence": 1, "global_batch": 2}},
-        {"model": {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 100_000, "num_attention_heads": 4, "intermediate_size": 4, "vocab_size": 8}, "batch": {"sequence": 1, "global_batch": 1}},
+        {
+            "batch": {"sequence": 1, "global_batch": 2**20},
+            "parallel": {"pipeline": {"size": 4, "schedule": "dualpipe"}},
+        },
+        {
+            "batch": {"sequence": 1, "global_batch": 2**20},
+            "parallel": {"pipeline": {"size": 4, "schedule": "interleaved_1f1b"}},
+        },
+        {
+            "parallel": {"pipeline": {"size": 2**20, "layers_per_stage": [4, *[0] * (2**20 - 1)]}},
+            "batch": {"sequence": 1, "global_batch": 1},
+        },
+        {
+            "parallel": {
+                "pipeline": {"size": 2**17, "layers_per_stage": [4, *[0] * (2**17 - 1)]},
+                "tensor": {"size": 4},
+                "data": {"size": 2},
+            },
+            "batch": {"sequence": 1, "global_batch": 2},
+        },
+        {
+            "model": {
+                "model_type": "llama",
+                "hidden_size": 64,
+                "num_hidden_layers": 100_000,
+                "num_attention_heads": 4,
+                "intermediate_size": 4,
+                "vocab_size": 8,
+            },
+            "batch": {"sequence": 1, "global_batch": 1},
+        },
     ],
 )
 def test_the_largest_legal_jobs_take_bounded_time_and_memory(changes):
     fields = {"model": yaml.safe_load(TEXT)["model"], **changes}
-    tracemalloc.start()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.perf_counter()
     try:
         analyze(read_job(fields))
     except MeshcostError as error:
         is_clear(error)
-    finally:
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
     assert time.perf_counter() - start < 2 * SECONDS
-    assert peak < 2 * MEBIBYTES * 2**20
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 5 * MEBIBYTES * 2**10
 
 
 # -- ledgers as JSON -------------------------------------------------------------------------------------------------
 
-LEDGER = json.loads(json.dumps(analyze(read_job(yaml.safe_load(TEXT))).to_dict()))
-JUNK = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=6), st.sampled_from([-1, 0, 1, 2, 2**40, 2**70, 10**400, "m", "T*h", "1/0", "h**h", [], {}, [[1, 2]], [0, 99], "send", "dualpipe"]))
+SMALL = {
+    **yaml.safe_load(TEXT),
+    "parallel": {"data": {"strategy": "zero1", "size": 2}, "tensor": {"size": 2}, "pipeline": {"size": 2}},
+    "batch": {"sequence": 8, "global_batch": 4},
+}
+LEDGER = json.loads(json.dumps(analyze(read_job(SMALL)).to_dict()))
+JUNK = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=6),
+    st.sampled_from(
+        [
+            -1,
+            0,
+            1,
+            2,
+            2**40,
+            2**70,
+            10**400,
+            "m",
+            "T*h",
+            "1/0",
+            "h**h",
+            [],
+            {},
+            [[1, 2]],
+            [0, 99],
+            "send",
+            "dualpipe",
+        ]
+    ),
+)
 
 
 def places(value, here=()):
@@ -227,6 +338,18 @@ def at(value, place):
     return value
 
 
+def without_formulas(data):
+    """The same as JSON, but for how formulas are written (another SymPy may sort them differently), and with what may be
+    left out put in.
+    """
+    plain = json.loads(json.dumps(data))
+    plain["mesh"].setdefault("expert", None)
+    plain["events"] = [
+        {"runs": [], "pairs": [], "shift": 0, **event, "formula": None} for event in plain["events"]
+    ]
+    return plain
+
+
 def reads_as_written(data) -> None:
     """A ledger that is read says of itself exactly what the file said, and can be used; anything else is refused."""
     start = time.perf_counter()
@@ -237,7 +360,7 @@ def reads_as_written(data) -> None:
         return
     finally:
         assert time.perf_counter() - start < SECONDS
-    assert json.loads(json.dumps(ledger.to_dict())) == json.loads(json.dumps(data))
+    assert without_formulas(ledger.to_dict()) == without_formulas(data)
     assert ledger.by_stage
     if ledger.program.schedule.micro_batches <= 1000:
         for rank in (0, ledger.mesh.world_size - 1):
@@ -259,7 +382,10 @@ def test_a_spoilt_ledger_is_refused_or_says_what_the_file_says(place, junk, how)
     reads_as_written(data)
 
 
-@pytest.mark.parametrize("number", ["sent_bytes", "received_bytes", "intra_node_bytes", "inter_node_bytes", "count", "payload_bytes"])
+@pytest.mark.parametrize(
+    "number",
+    ["sent_bytes", "received_bytes", "intra_node_bytes", "inter_node_bytes", "count", "payload_bytes"],
+)
 def test_every_stated_number_is_computed_again(number):
     data = copy.deepcopy(LEDGER)
     data["events"][0][number] += 1
@@ -267,7 +393,15 @@ def test_every_stated_number_is_computed_again(number):
         Ledger.from_dict(data)
 
 
-@given(st.recursive(JUNK, lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text(max_size=5) | st.sampled_from(sorted(LEDGER)), x, max_size=4)))
+@given(
+    st.recursive(
+        JUNK,
+        lambda x: (
+            st.lists(x, max_size=3)
+            | st.dictionaries(st.text(max_size=5) | st.sampled_from(sorted(LEDGER)), x, max_size=4)
+        ),
+    )
+)
 def test_anything_else_is_no_ledger(data):
     with pytest.raises(LedgerError):
         Ledger.from_dict(data)

@@ -16,7 +16,9 @@ from meshcost.models import read_model
 from meshcost.strategies import PipelineParallel
 from meshcost.symbols import ALPHABET
 
-SOME = settings(max_examples=max(settings().max_examples // 4, 10), suppress_health_check=[HealthCheck.too_slow])
+SOME = settings(
+    max_examples=max(settings().max_examples // 4, 10), suppress_health_check=[HealthCheck.too_slow]
+)
 LLAMA = {
     "model_type": "llama",
     "hidden_size": 64,
@@ -60,7 +62,13 @@ def test_models_are_legal(model):
 def test_jobs_use_every_axis_strategy_schedule_and_method():
     seen: Counter = Counter()
 
-    @settings(max_examples=300, derandomize=True, database=None, suppress_health_check=list(HealthCheck), deadline=None)
+    @settings(
+        max_examples=300,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        deadline=None,
+    )
     @given(testing.jobs())
     def look(job: Job):
         parallel = job.parallel
@@ -76,8 +84,30 @@ def test_jobs_use_every_axis_strategy_schedule_and_method():
 
     look()
     wanted = [f"{axis} True" for axis in ("tensor", "context", "data", "pipeline", "expert")]
-    wanted += ["ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp", "ring", "all_gather", "ulysses", "full", "selective"]
-    wanted += ["gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "interleaved_zb", "zbv", "dualpipev", "dualpipe"]
+    wanted += [
+        "ddp",
+        "zero1",
+        "zero2",
+        "zero3",
+        "fsdp",
+        "hsdp",
+        "ring",
+        "all_gather",
+        "ulysses",
+        "full",
+        "selective",
+    ]
+    wanted += [
+        "gpipe",
+        "1f1b",
+        "interleaved_1f1b",
+        "zb_h1",
+        "zb_h2",
+        "interleaved_zb",
+        "zbv",
+        "dualpipev",
+        "dualpipe",
+    ]
     wanted += ["uneven", "apart", "lora", "freeze"]
     assert [name for name in wanted if seen[name] < 3] == []
 
@@ -101,13 +131,25 @@ def test_the_order_of_axes_changes_nothing_but_what_crosses_nodes(job: Job, data
     order = tuple(data.draw(st.permutations(job.parallel.axes)))
     if job.setting.experts_apart and job.setting.expert_tensor > 1:
         order = ("tensor", *(axis for axis in order if axis != "tensor"))
-    turned = Job(**{name: getattr(job, name) for name in Job.model_fields} | {"parallel": job.parallel.model_copy(update={"order": order})})
+    turned = Job(
+        **{name: getattr(job, name) for name in Job.model_fields}
+        | {"parallel": job.parallel.model_copy(update={"order": order})}
+    )
     assert Counter(map(wire, analyze(job))) == Counter(map(wire, analyze(turned)))
 
 
 def wire(event):
     price = event.priced
-    return event.strategy, event.op, event.axes, event.stages, event.why, event.calls, price.sent_bytes, price.received_bytes
+    return (
+        event.strategy,
+        event.op,
+        event.axes,
+        event.stages,
+        event.why,
+        event.calls,
+        price.sent_bytes,
+        price.received_bytes,
+    )
 
 
 @SOME
@@ -138,10 +180,22 @@ def broken(**changes) -> Ledger:
 @pytest.mark.parametrize(
     ("law", "changes", "sentence"),
     [
-        (testing.bytes_are_conserved, {"op": "reduce_scatter", "price": {"received_bytes": 1}}, "receives 1 B"),
-        (testing.bytes_are_conserved, {"op": "reduce_scatter", "price": {"intra_node_bytes": 1}}, "by link class"),
+        (
+            testing.bytes_are_conserved,
+            {"op": "reduce_scatter", "price": {"received_bytes": 1}},
+            "receives 1 B",
+        ),
+        (
+            testing.bytes_are_conserved,
+            {"op": "reduce_scatter", "price": {"intra_node_bytes": 1}},
+            "by link class",
+        ),
         (testing.bytes_are_conserved, {"op": "send", "count": Integer(3)}, "messages of"),
-        (testing.formulas_are_the_numbers, {"op": "send", "price": {"sent": ALPHABET["m"]}}, "its formula m gives"),
+        (
+            testing.formulas_are_the_numbers,
+            {"op": "send", "price": {"sent": ALPHABET["m"]}},
+            "its formula m gives",
+        ),
         (testing.calls_match_counts, {"op": "all_gather", "count": 2 * ALPHABET["m"]}, "its events count"),
         (testing.messages_match, {"op": "send", "stages": (1,)}, "waits for ever"),
         (testing.messages_match, {"op": "recv", "payload": Integer(2)}, "but received as"),

@@ -45,7 +45,9 @@ def test_a_group_is_who_differs_only_along_its_axes(mesh: Mesh, data):
     own = EXPERT_AXES if set(axes) & set(EXPERT_AXES) else tuple(mesh.axes)
     kept = [axis for axis in (*own, "pipeline") if axis not in axes and axis in mesh.coordinates(rank)]
     here = mesh.coordinates(rank)
-    alike = [x for x in range(mesh.world_size) if all(mesh.coordinates(x)[axis] == here[axis] for axis in kept)]
+    alike = [
+        x for x in range(mesh.world_size) if all(mesh.coordinates(x)[axis] == here[axis] for axis in kept)
+    ]
     assert list(mesh.group(rank, axes)) == alike
 
 

@@ -19,7 +19,9 @@ def schedules():
             for count in counts:
                 if name == "dualpipe" and ranks % 2:
                     continue
-                yield Schedule(name, ranks, chunks, count * ranks if name in INTERLEAVED and chunks > 1 else count)
+                yield Schedule(
+                    name, ranks, chunks, count * ranks if name in INTERLEAVED and chunks > 1 else count
+                )
 
 
 ALL = list(schedules())
@@ -54,7 +56,9 @@ def test_everything_that_a_pass_waits_for_comes_before_it(name):
         left = {rank: list(schedule.actions(rank))[::-1] for rank in range(schedule.ranks)}
         done: set[Action] = set()
         while any(left.values()):
-            ready = [rank for rank, actions in left.items() if actions and needs(actions[-1], schedule) <= done]
+            ready = [
+                rank for rank, actions in left.items() if actions and needs(actions[-1], schedule) <= done
+            ]
             assert ready, f"{schedule}: {[actions[-1] for actions in left.values() if actions]} wait for ever"
             done |= {left[rank].pop() for rank in ready}
 
@@ -70,7 +74,7 @@ def needs(action: Action, schedule: Schedule) -> set[Action]:
 
 def sends(schedule: Schedule) -> list[int]:
     """Messages that each rank sends in a step."""
-    units = (((("dense", 1),),) * schedule.virtual_stages)
+    units = ((("dense", 1),),) * schedule.virtual_stages
     program = Program(schedule, units)
     return [sum(part.ops == "send" for part in program.walk(rank)) for rank in range(schedule.ranks)]
 

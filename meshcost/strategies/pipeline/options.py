@@ -29,6 +29,9 @@ ScheduleName = Annotated[
 _SEVERAL_CHUNKS = ("interleaved_1f1b", "interleaved_zb")
 _TWO_CHUNKS = ("zbv", "dualpipev")
 
+#: No file may ask for more virtual stages than this; each is looked at on its own.
+MOST_STAGES = 2**13
+
 BlockCount = Annotated[int, Field(strict=True, ge=0, le=100_000)]
 
 
@@ -90,6 +93,9 @@ class PipelineParallel(Strategy):
 
     def _layer_problems(self, setting: Setting) -> Iterator[str]:
         total, stages = setting.model.layers, self.virtual_stages
+        if stages > MOST_STAGES:
+            yield f"parallel.pipeline.size: {stages} stages are more than {MOST_STAGES}, the most that are computed."
+            return
         given = self.layers_per_stage
         if given is not None and len(given) != stages:
             yield f"parallel.pipeline.layers_per_stage: {len(given)} numbers for {stages} stages. Write {stages} numbers."

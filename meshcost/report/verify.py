@@ -1,0 +1,234 @@
+"""What ``meshcost verify`` shows: predicted beside measured, call by call, and the verdict."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from meshcost.measurement import Measurement, allowed_bytes
+from meshcost.report import words
+from meshcost.report.grid import Column, Grid
+from meshcost.report.words import size
+
+_WRONG, _RIGHT = "bold red", "green"
+_HOW = {
+    "tcp_info": "Bytes: of each rank's own TCP sockets, counted by the kernel (TCP_INFO), retransmissions left out.",
+    "interface": "Bytes: of the network interface, for all ranks of this host together, because this kernel does not "
+    "count per socket; headers and other traffic are in them, so 5 % are allowed.",
+    "nvlink": "Bytes: of each rank's NVLinks (NVML), with whatever else used them, so 5 % are allowed; as: what NCCL chose.",
+    "none": "Bytes: not counted, because this kernel offers no counter; only results and times were checked.",
+}
+
+
+_BILL_ITSELF = (
+    "Executed with the bill's own algorithms: payload has to equal the bill, and frames come on top."
+)
+_NATIVE = (
+    "Gloo runs a reduce-scatter as an all-reduce, so its payload may exceed the bill's; --schedules executes the bill's own "
+    "algorithms."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """All rows of a run as a rich renderable: a table with one line for each call, and wrong ranks in full."""
+
+    rows: Sequence[Measurement]
+    notes: Sequence[str] = ()
+    ascii_only: bool | None = None
+    each_rank: bool = False
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield lines that fit the console."""
+        signs = words.glyphs(options, self.ascii_only)
+        yield from (Text(note, style="dim") for note in self.notes)
+        grid = Grid(_columns(timed=any(row.predicted_seconds for row in self.rows)), signs.line)
+        for shown in self._lines():
+            grid.row(*_cells(shown, timed=len(grid.columns) > _UNTIMED), style="" if shown.passed else _WRONG)
+        yield from grid.fit(options.max_width)
+        yield Text("")
+        yield from self._bill(signs.line, options.max_width)
+        yield self._verdict()
+        yield from self._footnotes()
+
+    def _lines(self) -> Iterator[Measurement]:
+        """The rank that is furthest off stands for its call; wrong ones each get a line."""
+        for _, found in groupby(self.rows, key=lambda row: row.key):
+            call = list(found)
+            wrong = [row for row in call if not row.passed]
+            yield from call if self.each_rank else wrong or [max(call, key=_prominence)]
+
+    def _bill(self, rule: str, width: int) -> Iterator[Text]:
+        """The whole step, rank by rank, beside the bill."""
+        steps = [row for row in self.rows if row.billed_sent_bytes is not None]
+        if not steps:
+            return
+        titles = ("rank of the step", "the bill", "sent as", "payload", "frames", "measured")
+        grid = Grid([Column(title, "right" if title != "sent as" else "left") for title in titles], rule)
+        for row in steps:
+            payload = row.predicted_sent_bytes - row.frame_bytes
+            figures = (row.billed_sent_bytes, payload, row.frame_bytes, row.measured_sent_bytes)
+            bill, *rest = ("not counted" if x is None else f"{x:,}" for x in figures)
+            grid.row(str(row.rank), bill, row.algorithm, *rest, style="" if row.passed else _WRONG)
+        yield from grid.fit(width)
+        yield Text(_BILL_ITSELF if steps[0].algorithm == "bill" else _NATIVE, style="dim")
+        yield Text("")
+
+    def _verdict(self) -> Text:
+        calls, wrong = len({row.key for row in self.rows}), [row for row in self.rows if not row.passed]
+        counted = [row for row in self.rows if row.off_share is not None]
+        if not self.rows:
+            return Text("nothing was measured.", style=_WRONG)
+        if wrong:
+            bad = len({row.key for row in wrong})
+            return Text(
+                f"WRONG: {bad} of {words.plural(calls, 'call')} differ from the prediction.", style=_WRONG
+            )
+        most = max((abs(row.off_bytes or 0) for row in counted), default=0)
+        said = (
+            f", bytes within {size(most)} of the prediction on every rank"
+            if most
+            else ", every byte as predicted"
+        )
+        verdict = f"all {words.plural(calls, 'call')} right: results checked{said if counted else ''}."
+        return Text(verdict, style=_RIGHT)
+
+    def _footnotes(self) -> Iterator[Text]:
+        counters = sorted({row.counter for row in self.rows})
+        lines = [_HOW[counter] for counter in counters if counter in _HOW]
+        if self.rows and not self.each_rank:
+            lines.append(
+                "A line shows the rank that is furthest off, or sends the most; --format json has all ranks."
+            )
+        lines.append(
+            "Predicted bytes include the frames of Gloo, 144 B a message. algbw = payload / slowest rank's time; busbw as "
+            "in nccl-tests. Times on one machine say nothing about a network."
+        )
+        yield from (Text(line, style="dim") for line in lines)
+
+
+_UNTIMED = 12
+
+
+def _columns(*, timed: bool) -> list[Column]:
+    return [
+        Column("operation"),
+        Column("as", drop=7),
+        Column("ranks", "right"),
+        Column("payload", "right"),
+        Column("rank", "right", drop=6),
+        Column("predicted", "right"),
+        Column("measured", "right", style="bold"),
+        Column("off", "right"),
+        Column("result"),
+        Column("time", "right", drop=3),
+        *([Column("predicted time", "right", drop=5)] if timed else []),
+        Column("algbw", "right", drop=4),
+        Column("busbw", "right", drop=2),
+    ]
+
+
+def _cells(row: Measurement, *, timed: bool) -> list[str]:
+    predicted, measured = row.predicted_sent_bytes, row.measured_sent_bytes
+    if measured is not None and row.off_bytes != measured - predicted:
+        predicted, measured = row.predicted_received_bytes, row.measured_received_bytes
+    return [
+        row.op,
+        row.note or row.algorithm,
+        str(row.ranks),
+        size(row.payload_bytes),
+        "all" if row.rank is None else str(row.rank),
+        f"{predicted:,}",
+        "not counted" if measured is None else f"{measured:,}",
+        _off(row),
+        _word(row),
+        _seconds(row.seconds),
+        *([_seconds(row.predicted_seconds)] if timed else []),
+        _speed(row.algbw),
+        _speed(row.busbw),
+    ]
+
+
+def _prominence(row: Measurement) -> tuple[int, int]:
+    return abs(row.off_bytes or 0), row.predicted_sent_bytes
+
+
+def _word(row: Measurement) -> str:
+    if not row.correct:
+        return "WRONG RESULT"
+    return "right" if row.agrees else "WRONG BYTES"
+
+
+def _off(row: Measurement) -> str:
+    if row.off_bytes is None or row.off_share is None:
+        return words.NOTHING
+    if not row.off_bytes:
+        return "0 B"
+    return f"{row.off_bytes:+,} B ({100 * row.off_share:+.2g} %)"
+
+
+def _seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return words.NOTHING
+    scale, unit = next(
+        (s, u) for s, u in ((1, "s"), (1e3, "ms"), (1e6, "us")) if seconds * s >= 1 or u == "us"
+    )
+    return f"{seconds * scale:.3g} {unit}"
+
+
+def _speed(bytes_per_second: float) -> str:
+    return f"{bytes_per_second / 1e9:.2f} GB/s" if bytes_per_second else words.NOTHING
+
+
+def as_dict(rows: Iterable[Measurement], notes: Sequence[str] = ()) -> dict[str, Any]:
+    """The rows as JSON values, with what was allowed and the verdict of each."""
+    found: list[dict[str, Any]] = [
+        row.as_dict()
+        | {
+            "allowed_bytes": allowed_bytes(row.predicted_sent_bytes, row.payload_bytes, row.counter),
+            "passed": row.passed,
+        }
+        for row in rows
+    ]
+    return {
+        "passed": bool(found) and all(row["passed"] for row in found),
+        "notes": list(notes),
+        "rows": found,
+    }
+
+
+def watch(
+    run: Callable[[Callable[[Any], None]], Iterable[Measurement]],
+    notes: Sequence[str],
+    *,
+    total: int,
+    shown: bool = True,
+) -> list[Measurement]:
+    """Collect the rows of a run; ``run`` takes what it calls after each call.
+
+    On the error stream, the notes are said before anything starts, and a progress bar where a person looks.
+    """
+    console = Console(stderr=True, highlight=False)
+    if shown:
+        for note in notes:
+            console.print(note, style="dim")
+    columns = (
+        TextColumn("verify"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not (shown and console.is_terminal)
+    ) as bar:
+        task = bar.add_task("starting ranks", total=total)
+
+        def advance(case: Any) -> None:
+            bar.update(task, advance=1, description=f"{case.op} over {case.ranks} ranks")
+
+        return list(run(advance))

@@ -1,0 +1,131 @@
+"""Whatever a person does wrong: exit 2, nothing on standard output, a sentence for each problem, no traceback."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., object]
+Jobs = dict[str, Path]
+BATCH = "batch: {sequence: 64, global_batch: 8}\n"
+
+#: Text of a job file, and for each problem what its sentence has to hold.
+FILES = {
+    "empty": ("", ["a job is a mapping"]),
+    "a list": ("- model: gpt2\n", ["a job is a mapping"]),
+    "not yaml": (
+        "model: [gpt2\n",
+        [
+            "line 2",
+        ],
+    ),
+    "twice": ("model: gpt2\nmodel: gpt2\n" + BATCH, ["is written twice"]),
+    "nothing needed": ("framework: textbook\n", ["model: missing", "batch: missing"]),
+    "unknown field": ("modell: gpt2\n" + BATCH, ["model: missing", "Did you mean model?"]),
+    "unknown option": (
+        "model: gpt2\nparallel: {data: {sise: 2}}\n" + BATCH,
+        [
+            "parallel.data.sise",
+        ],
+    ),
+    "unknown axis": ("model: gpt2\nparallel: {tensr: 2}\n" + BATCH, ["parallel.tensr"]),
+    "unknown model": ("model: lama-3-8b\n" + BATCH, ["lama-3-8b"]),
+    "unknown cluster": ("model: gpt2\ncluster: h100\n" + BATCH, ["h100-dgx"]),
+    "unknown strategy": ("model: gpt2\nparallel: {data: {strategy: zero4}}\n" + BATCH, ["zero3"]),
+    "unknown algorithm": ("model: gpt2\nalgorithms: {all_reduce: rong}\n" + BATCH, ["ring"]),
+    "text for a number": ("model: gpt2\nparallel: {data: two}\n" + BATCH, ["parallel.data"]),
+    "yes for a number": ("model: gpt2\nparallel: {data: true}\n" + BATCH, ["parallel.data"]),
+    "zero": ("model: gpt2\nparallel: {data: 0}\n" + BATCH, ["parallel.data.size"]),
+    "half": ("model: gpt2\nparallel: {data: 1.5}\n" + BATCH, ["parallel.data"]),
+    "anchors": ("model: &x gpt2\n" + BATCH, ["anchors"]),
+    "three reasons": (
+        "model: llama-3-8b\nparallel: {tensor: 3, pipeline: 5, data: 3}\n" + BATCH,
+        ["3 does not divide 32 attention heads", "32 blocks", "batch.global_batch"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("command", ["analyze", "explain", "calls"])
+def test_a_wrong_file_is_refused_with_every_reason(run: Run, tmp_path: Path, command: str, name: str):
+    text, needles = FILES[name]
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    done = run(command, path, *(["--rank", 0] if command == "calls" else []))
+    assert (done.code, done.out) == (2, "")
+    assert_sentences(done.err)
+    assert all(line.startswith(f"{path}: ") for line in done.err.splitlines())
+    for needle in needles:
+        assert needle in done.err
+
+
+def assert_sentences(text: str):
+    assert text.endswith("\n")
+    assert "Traceback" not in text
+    for line in text.splitlines():
+        assert line.rstrip().endswith((".", "?")), line
+        assert len(line) < 1000
+
+
+def test_every_command_line_mistake(run: Run, jobs: Jobs, tmp_path: Path):
+    (tmp_path / "binary.yaml").write_bytes(bytes(range(256)))
+    dense = jobs["dense"]
+    for arguments, needle in [
+        (["analyze", tmp_path / "none.yaml"], "no such file"),
+        (["analyze", tmp_path], "cannot be read"),
+        (["analyze", tmp_path / "binary.yaml"], "UTF-8"),
+        (["analyze", f"{tmp_path}/a\nb\x1b[31m.yaml"], "\\n"),
+        (["analyze", dense, "--stage", 2], "choose 0 to 1"),
+        (["analyze", dense, "--stage", -1], "choose 0 to 1"),
+        (["analyze", dense, "--rank", 8], "choose 0 to 7"),
+        (["analyze", dense, "--rank", 0, "--stage", 1], "stage 0"),
+        (["calls", dense, "--rank", 8], "choose 0 to 7"),
+        (["calls", dense, "--rank", 8, "--format", "json"], "choose 0 to 7"),
+        (["calls", dense, "--rank", -1, "--format", "jsonl"], "choose 0 to 7"),
+        (["explain", dense, 99], "Choose 1 to"),
+        (["explain", dense, "tensor.all_gahter"], "Near"),
+        (["collectives", "all_redcue"], "all_reduce"),
+        (["collectives", "all_reduce", "--ranks", 1], "2 to 16"),
+        (["models", "lama-3-8b"], "llama-3-8b"),
+        (["models", tmp_path / "none.json"], "no such file"),
+        (["init", tmp_path / "no" / "job.yaml"], "cannot be written"),
+        (["init", dense], "--force"),
+    ]:
+        done = run(*arguments)
+        assert (done.code, done.out) == (2, ""), arguments
+        assert needle in done.err, arguments
+        assert len(done.err.splitlines()) == 1, arguments
+        assert done.err.isprintable() or done.err[:-1].isprintable(), arguments
+        assert_sentences(done.err)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["anlyze"],
+        ["analyze"],
+        ["analyze", "x", "--by", "colour"],
+        ["analyze", "x", "--format", "xml"],
+        ["analyze", "x", "--stage", "two"],
+        ["analyze", "x", "--wide"],
+        ["calls", "x"],
+        ["calls", "x", "--rank", "0", "--limit", "-1"],
+        ["init", "a", "b"],
+    ],
+)
+def test_what_typer_refuses_is_a_usage_error(run: Run, arguments: list[str]):
+    done = run(*arguments)
+    assert (done.code, done.out) == (2, "")
+    assert "Usage:" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_real_bug_is_not_hidden(run: Run, jobs: Jobs, monkeypatch: pytest.MonkeyPatch):
+    import meshcost.job
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(meshcost.job, "analyze", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        run("analyze", jobs["dense"])

@@ -1,0 +1,123 @@
+"""Where people start: the file that `init` writes, the schema for editors, and the names of the library."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from pydantic import BaseModel
+
+import meshcost as mc
+from meshcost.job import Job
+from meshcost.report.starter import job_text
+from meshcost.strategies import STRATEGIES, Scalars
+from meshcost.strategies.setting import Batch, Precision
+
+Run = Callable[..., object]
+Jobs = dict[str, Path]
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+
+
+def test_what_init_writes_can_be_analyzed(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    done = run("init")
+    assert (done.code, done.err) == (0, "")
+    assert "meshcost analyze job.yaml" in done.out
+    assert run("analyze", "job.yaml").code == 0
+    assert run("init").code == 2
+    Path("job.yaml").write_text("mine")
+    assert run("init", "job.yaml", "--force").code == 0
+    assert "mine" not in Path("job.yaml").read_text()
+
+
+def test_init_prints_to_a_pipe(run: Run):
+    assert run("init", "-").out == job_text("job.yaml")
+
+
+@pytest.mark.parametrize(
+    "options", [Job, *STRATEGIES.values(), Batch, Precision, Scalars], ids=lambda x: x.__name__
+)
+def test_init_shows_every_option(options: type[BaseModel]):
+    text = job_text("job.yaml")
+    missing = [name for name in options.model_fields if f"{name}:" not in text]
+    assert missing == []
+
+
+def test_every_commented_option_is_legal_when_uncommented():
+    """Read each commented line as YAML; what it sets has to be an option that exists."""
+    text = job_text("job.yaml")
+    names = {
+        name for options in (Job, *STRATEGIES.values(), Batch, Precision) for name in options.model_fields
+    }
+    names |= {"order", "pad_vocabulary", *STRATEGIES}
+    found = 0
+    for line in text.splitlines():
+        bare = line.strip()
+        if (
+            bare.startswith("# ")
+            and ":" in bare.partition(" #")[0]
+            and not bare.startswith(("# A job", "# Editors"))
+        ):
+            ((name, _),) = yaml.safe_load(bare.removeprefix("#").strip()).items()
+            assert name in names, line
+            found += 1
+    assert found > 20
+
+
+@pytest.fixture
+def validator(run: Run) -> jsonschema.Draft202012Validator:
+    schema = json.loads(run("schema").out)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_the_schema_accepts_every_example(validator: jsonschema.Draft202012Validator, path: Path):
+    assert [error.message for error in validator.iter_errors(yaml.safe_load(path.read_text()))] == []
+
+
+def test_the_schema_accepts_short_forms_and_refuses_mistakes(validator: jsonschema.Draft202012Validator):
+    job = {"model": "gpt2", "batch": {"sequence": 8, "global_batch": 8}}
+    for more in (
+        {"parallel": {"data": 8, "tensor": 2}},
+        {"cluster": "h100-dgx"},
+        {"cluster": {"gpus_per_node": 4}},
+    ):
+        assert validator.is_valid(job | more)
+    for wrong in (
+        {"modle": 1},
+        {"parallel": {"data": "8"}},
+        {"parallel": {"data": 0}},
+        {"parallel": {"data": {"x": 1}}},
+    ):
+        assert not validator.is_valid(job | wrong)
+    assert not validator.is_valid({"model": "gpt2"})
+    assert validator.is_valid(yaml.safe_load(job_text("job.yaml")))
+
+
+def test_the_library_does_what_the_command_does(jobs: Jobs, run: Run):
+    ledger = mc.analyze(mc.load(jobs["dense"]))
+    assert isinstance(ledger, mc.Ledger)
+    assert all(isinstance(event, mc.Event) for event in ledger)
+    assert json.loads(run("analyze", jobs["dense"], "--format", "json").out) == json.loads(
+        json.dumps(ledger.to_dict())
+    )
+    assert isinstance(next(iter(ledger.calls(0))), mc.Call)
+    assert mc.models.catalogue()
+    assert mc.collectives.ALGORITHMS
+    assert mc.__version__
+    with pytest.raises(AttributeError, match="no attribute 'analyse'"):
+        mc.analyse  # noqa: B018 - the access is what is tested
+
+
+def test_a_path_can_be_analyzed_at_once(jobs: Jobs):
+    assert mc.analyze(jobs["dense"]) == mc.analyze(str(jobs["dense"])) == mc.analyze(mc.load(jobs["dense"]))
+
+
+def test_errors_are_one_family(jobs: Jobs):
+    for kind in (mc.FormulaError, mc.JobError, mc.LedgerError, mc.ModelError, mc.UnknownAlgorithm):
+        assert issubclass(kind, mc.MeshcostError)
+    with pytest.raises(mc.MeshcostError):
+        mc.load("no-such.yaml")

@@ -1,0 +1,205 @@
+"""Optimality: what algorithms declare is measured, and what can be proved about their forms is proved."""
+
+import pytest
+from sympy import Integer, Min, Symbol, limit, oo, simplify
+
+from meshcost.collectives import ALGORITHMS
+from meshcost.collectives.double_tree import upper
+from meshcost.collectives.hierarchical import Hierarchical
+from meshcost.collectives.operations import OPERATIONS, operation
+from meshcost.collectives.optimality import LEAST_BYTES, least_rounds, optimality
+from meshcost.collectives.pat import Pat
+from meshcost.formula import log2_ceiling, ones_below, power2_floor, value
+from meshcost.symbols import S, n
+
+CASES = [(name, op) for name, algorithm in ALGORITHMS.items() for op in algorithm.forms]
+MANY = range(2, 66)
+
+
+@pytest.mark.parametrize(("name", "op"), CASES)
+def test_an_algorithm_is_as_good_as_it_declares_and_no_better(name: str, op: str):
+    rows = [row for ranks in MANY for row in optimality(ranks, op) if row.algorithm == name]
+    assert len(rows) == len(MANY)
+    assert {row.least_bytes for row in rows} == {all(row.bytes_ratio == 1 for row in rows)}
+    assert {row.least_rounds for row in rows} == {all(row.rounds_ratio == 1 for row in rows)}
+
+
+def test_only_a_switch_does_better_than_the_least():
+    for ranks in MANY:
+        for row in optimality(ranks):
+            assert row.rounds_ratio >= 1
+            assert row.bytes_ratio >= 1 or ALGORITHMS[row.algorithm].switch
+
+
+def test_the_table_has_each_algorithm_once_for_each_of_its_operations():
+    assert [(row.algorithm, row.op) for row in optimality(12)] == CASES
+    assert optimality(12, "gather") == tuple(row for row in optimality(12) if row.op == "gather")
+
+
+def test_the_least_rounds_follow_from_the_ports():
+    assert [least_rounds(ALGORITHMS[x]) for x in ("tree", "direct", "sharp")] == [log2_ceiling(n), 1, 2]
+
+
+def test_no_operation_without_a_least():
+    assert set(LEAST_BYTES) == {op for _, op in CASES}
+    assert all(LEAST_BYTES[call] == op.lower_bound for op in OPERATIONS.values() for call in op.calls)
+
+
+# Figures that can be worked out by hand: op, algorithm, ranks, times the least bytes, times the fewest rounds.
+@pytest.mark.parametrize(
+    ("op", "name", "ranks", "most", "rounds"),
+    [
+        ("all_reduce", "ring", 8, 1, Integer(14) / 3),
+        ("all_reduce", "tree", 8, Integer(24) / 14, 2),
+        ("all_reduce", "rabenseifner", 8, 1, 2),
+        ("all_reduce", "double_tree", 8, Integer(16) / 14, 6),
+        ("all_reduce", "nvls", 8, Integer(9) / 14, 2),
+        ("all_reduce", "sharp", 8, Integer(8) / 14, 1),
+        ("all_to_all", "bruck", 8, Integer(12) / 7, 1),
+        ("all_gather", "pat", 9, 1, Integer(5) / 4),
+        ("scatter", "tree", 6, 1, 1),
+    ],
+)
+def test_figures_worked_out_by_hand(op: str, name: str, ranks: int, most: int, rounds: int):
+    [row] = [row for row in optimality(ranks, op) if row.algorithm == name]
+    assert (row.bytes_ratio, row.rounds_ratio) == (most, rounds)
+
+
+@pytest.mark.parametrize("name", ["ring", "bidirectional_ring", "multi_ring", "nvls"])
+@pytest.mark.parametrize("side", ["sent", "received", "total", "rounds", "added"])
+def test_an_all_reduce_costs_a_reduce_scatter_and_an_all_gather(name: str, side: str):
+    forms = ALGORITHMS[name].forms
+    whole, scatter, gather = (getattr(forms[x], side) for x in ("all_reduce", "reduce_scatter", "all_gather"))
+    if name != "nvls" or side != "added":
+        assert simplify(whole - scatter - gather) == 0
+
+
+@pytest.mark.parametrize("side", ["sent", "received", "rounds"])
+def test_a_power_of_two_halves_and_doubles_into_an_all_reduce(side: str):
+    """Rabenseifner's all-reduce is recursive halving and recursive doubling."""
+    for ranks in (2, 4, 8, 16, 32, 64):
+        whole, scatter, gather = (
+            value(getattr(ALGORITHMS[name].forms[op], side), {S: 64, n: ranks})
+            for name, op in (
+                ("rabenseifner", "all_reduce"),
+                ("recursive_halving", "reduce_scatter"),
+                ("recursive_doubling", "all_gather"),
+            )
+        )
+        assert whole == scatter + gather
+
+
+@pytest.mark.parametrize(
+    ("name", "op", "most"),
+    [
+        ("ring", "all_reduce", 2 * S),
+        ("ring", "all_gather", S),
+        ("hierarchical", "all_reduce", 2 * S),
+        ("bruck", "all_gather", S),
+        ("pairwise", "all_to_all", S),
+        ("nvls", "all_reduce", S),
+        ("scatter_ring", "broadcast", 2 * S),
+        ("tree", "scatter", S),
+    ],
+)
+def test_limits_for_many_ranks(name: str, op: str, most: object):
+    assert limit(ALGORITHMS[name].forms[op].sent, n, oo) == most
+
+
+def test_on_slow_links_a_hierarchy_sends_no_more_than_a_flat_ring():
+    """With g ranks in each of k nodes, a flat ring sends (g - 1) / (k - 1) times as much more over its slow link."""
+    inside, nodes = (Symbol(x, integer=True, positive=True) for x in ("x", "y"))
+    ring = ALGORITHMS["ring"].forms["all_reduce"].sent
+    stated = Hierarchical(8).between_nodes()
+    general = stated.subs(Min(8, n), inside).subs(n, inside * nodes)
+    difference = simplify(ring.subs(n, inside * nodes) - general)
+    assert simplify(difference - 2 * S * (inside - 1) / inside) == 0
+    more = difference.subs(inside, Symbol("z", integer=True, nonnegative=True) + 1)
+    assert simplify(more).is_nonnegative
+    # All ranks of a node together send 2 S (k - 1) / k: what one rank of a ring over k ranks does.
+    assert simplify(general * inside - ring.subs(n, nodes)) == 0
+
+
+@pytest.mark.parametrize("ranks", [2, 6, 8, 12, 24, 32])
+def test_what_leaves_a_node_is_what_is_stated(ranks: int):
+    for inside in (x for x in range(1, ranks + 1) if ranks % x == 0):
+        algorithm = Hierarchical(inside)
+        stated = value(algorithm.between_nodes(), {S: ranks, n: ranks})
+        leaving = [0] * ranks
+        for message in (x for messages in algorithm.steps("all_reduce", ranks, ranks).rounds for x in messages):
+            leaving[message.source] += len(message.cells) * (message.source // inside != message.target // inside)
+        assert set(leaving) == {stated}
+
+
+@pytest.mark.parametrize("op", [x for x in OPERATIONS if x != "all_to_all"])
+def test_the_factors_of_nccl_tests_are_what_a_ring_sends(op: str):
+    """busbw = S / time * factor is the speed of a link that carries what the busiest rank of the ring sends."""
+    meaning = operation(op)
+    form = ALGORITHMS["direct" if op == "send_recv" else "ring"].forms[meaning.calls[0]]
+    assert simplify(meaning.busbw_factor - form.sent / S) == 0
+
+
+def test_the_factor_of_an_all_to_all_is_what_a_pairwise_exchange_sends():
+    assert simplify(operation("all_to_all").busbw_factor - ALGORITHMS["pairwise"].forms["all_to_all"].sent / S) == 0
+
+
+# The trees that NCCL draws in src/graph/trees.cc, for 14 ranks, as parents: the first one.
+NCCL_TREE = {1: 2, 2: 4, 3: 2, 4: 8, 5: 6, 6: 4, 7: 6, 8: 0, 9: 10, 10: 12, 11: 10, 12: 8, 13: 12}
+
+
+def test_the_first_tree_is_the_one_that_nccl_draws():
+    assert {i: upper(i, 14) for i in range(1, 14)} == NCCL_TREE
+    assert upper(0, 14) is None
+
+
+# The second one, as (ranks, children by parent): mirrored where their number is even, else shifted by one.
+NCCL_SECOND = {
+    12: {11: {3}, 3: {1, 7}, 1: {0, 2}, 7: {5, 9}, 5: {4, 6}, 9: {8, 10}},
+    13: {1: {9}, 9: {5, 0}, 5: {3, 7}, 3: {2, 4}, 7: {6, 8}, 0: {11}, 11: {10, 12}},
+}
+
+
+@pytest.mark.parametrize("ranks", NCCL_SECOND)
+def test_the_second_tree_is_mirrored_or_shifted_as_nccl_draws_it(ranks: int):
+    steps = ALGORITHMS["double_tree"].steps("all_reduce", ranks, 2)
+    down = {(x.source, x.target) for messages in steps.rounds for x in messages if not x.add and x.cells == (1,)}
+    up = {(x.target, x.source) for messages in steps.rounds for x in messages if x.add and x.cells == (1,)}
+    assert up == down == {(i, j) for i, children in NCCL_SECOND[ranks].items() for j in children}
+
+
+def test_in_a_double_tree_no_rank_works_in_both_trees_unless_it_is_a_root():
+    for ranks in range(4, 40, 2):
+        steps = ALGORITHMS["double_tree"].steps("all_reduce", ranks, 2)
+        down = [(x.source, x.cells[0]) for messages in steps.rounds for x in messages if not x.add]
+        both = {source for source, half in down if half == 0} & {source for source, half in down if half == 1}
+        assert both == set()
+
+
+# The order in which NCCL walks the trees of PAT (nextAs of PatAGAlgorithm), by aggregation delta.
+NCCL_WALK = {2: [1], 4: [2, 3, 1], 8: [4, 6, 7, 5, 2, 3, 1]}
+
+
+@pytest.mark.parametrize("apart", NCCL_WALK)
+def test_pat_walks_its_trees_as_nccl_does(apart: int):
+    steps = Pat(1).steps("all_gather", apart, apart)
+    # A rank sends cell `first` further on to the rank `low` back, for which it lies `first + low` further on.
+    walk = [messages[0].cells[0] + -messages[0].target % apart for messages in steps.rounds]
+    assert walk == NCCL_WALK[apart]
+
+
+@pytest.mark.parametrize(
+    ("limit_", "ranks", "rounds"),
+    [(0, 8, 3), (1, 8, 7), (2, 8, 4), (4, 8, 3), (64, 8, 3), (3, 8, 4), (0, 9, 5), (1, 3, 2)],
+)
+def test_pat_takes_more_rounds_where_fewer_chunks_share_a_message(limit_: int, ranks: int, rounds: int):
+    assert value(Pat(limit_).forms["all_gather"].rounds, {n: ranks}) == rounds
+
+
+def test_counting_functions_count():
+    for x in range(1, 300):
+        assert 2 ** log2_ceiling.count(x) >= x > (2 ** log2_ceiling.count(x) - 1) // 2
+        assert power2_floor.count(x) <= x < 2 * power2_floor.count(x)
+        assert ones_below.count(x) == sum(y.bit_count() for y in range(x))
+        assert (log2_ceiling(x), power2_floor(x), ones_below(x)) == tuple(
+            value(function(n), {n: x}) for function in (log2_ceiling, power2_floor, ones_below)
+        )
