@@ -4,8 +4,6 @@ Only typer is imported at the top: ``meshcost --help`` must not wait for SymPy.
 """
 
 import gc
-import io
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
@@ -15,10 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from meshcost.errors import MeshcostError
+from meshcost.report.output import show, write, write_json
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from meshcost.job import Job
     from meshcost.ledger import Ledger
 
@@ -30,9 +27,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-#: Columns of a page where nobody says how wide it is: a pipe or a file.
-_PAGE = 160
 
 
 class By(StrEnum):
@@ -96,7 +90,7 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         from meshcost import __version__
 
-        _write([f"meshcost {__version__}\n"])
+        write([f"meshcost {__version__}\n"])
         raise typer.Exit
 
 
@@ -138,14 +132,14 @@ def analyze(  # noqa: PLR0913, PLR0917 - one argument for each option that a per
     if form is BillFormat.table:
         from meshcost.report.terminal import Shown
 
-        _show(Shown(bill, key, exact=exact))
+        show(Shown(bill, key, exact=exact))
     else:
         from meshcost.report import data
 
         if form is BillFormat.json:
-            _write_json(data.as_dict(bill, key))
+            write_json(data.as_dict(bill, key))
         else:
-            _write([(data.as_csv if form is BillFormat.csv else data.as_markdown)(bill, key)])
+            write([(data.as_csv if form is BillFormat.csv else data.as_markdown)(bill, key)])
 
 
 @app.command()
@@ -194,9 +188,9 @@ def collectives(
     from meshcost.report.collectives import as_dict, overview, page
 
     if form is TextFormat.json:
-        _write_json(as_dict(op, ranks))
+        write_json(as_dict(op, ranks))
     else:
-        _show(overview() if op is None else page(op, ranks))
+        show(overview() if op is None else page(op, ranks))
 
 
 @app.command()
@@ -245,14 +239,14 @@ def calls(
 
     ledger.mesh.check(rank)
     if form is CallFormat.table:
-        _show(report.Calls(ledger, rank, report.FIRST if limit is None else limit or None))
+        show(report.Calls(ledger, rank, report.FIRST if limit is None else limit or None))
         return
     writers = {
         CallFormat.json: report.json_array,
         CallFormat.jsonl: report.json_lines,
         CallFormat.csv: report.csv_lines,
     }
-    _write(writers[form](report.chosen(ledger, rank, limit or None)))
+    write(writers[form](report.chosen(ledger, rank, limit or None)))
 
 
 @app.command()
@@ -302,7 +296,7 @@ def verify(  # noqa: PLR0913, PLR0917 - one argument for each option that a pers
         cluster,
     )
     if export:
-        _write(f"{line}\n" for line in asked.export(export))
+        write(f"{line}\n" for line in asked.export(export))
         return
     notes = asked.notes
     rows = watch(asked.run, notes, total=asked.calls, shown=asked.leader)
@@ -323,7 +317,7 @@ def init(
     from meshcost.report.starter import job_text
 
     if path == "-":
-        _write([job_text("job.yaml")])
+        write([job_text("job.yaml")])
         return
     try:
         with Path(path).open("w" if force else "x", encoding="utf-8") as file:
@@ -334,7 +328,7 @@ def init(
         raise MeshcostError(
             f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}."
         ) from None
-    _write([f"{path} is written. Next: meshcost analyze {path}\n"])
+    write([f"{path} is written. Next: meshcost analyze {path}\n"])
 
 
 @app.command()
@@ -343,7 +337,7 @@ def schema() -> None:
     _light()
     from meshcost.job import Job
 
-    _write_json({"$schema": "https://json-schema.org/draft/2020-12/schema", **Job.model_json_schema()})
+    write_json({"$schema": "https://json-schema.org/draft/2020-12/schema", **Job.model_json_schema()})
 
 
 def _ledger(path: Path, framework: str | None) -> "Ledger":
@@ -374,54 +368,9 @@ def _light() -> None:
 
 def _show_or_dump(form: PageFormat, page: Any, plain: Any) -> None:
     if form is PageFormat.json:
-        _write_json(plain())
+        write_json(plain())
     else:
-        _show(page())
-
-
-class _Page(io.StringIO):
-    """A page in memory that says of itself what standard output would."""
-
-    encoding = "utf-8"
-
-    def isatty(self) -> bool:
-        """Whether a person reads it."""
-        return sys.stdout is not None and sys.stdout.isatty()
-
-
-def _show(renderable: "RenderableType") -> None:
-    """Print for people: as wide as the terminal, in its colours and its letters; a pipe gets a wide plain page."""
-    from rich.console import Console
-
-    page = _Page()
-    page.encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    told = page.isatty() or os.environ.get("COLUMNS", "").isdigit()
-    console = Console(file=page, width=None if told else _PAGE, highlight=False, legacy_windows=False)
-    console.print(renderable, crop=False)
-    _write(line.rstrip() + "\n" for line in page.getvalue().splitlines())
-
-
-def _write_json(data: Any) -> None:
-    import json
-
-    _write([json.dumps(data, indent=2), "\n"])
-
-
-def _write(pieces: Iterable[str]) -> None:
-    """Write to standard output. A reader who has had enough ends us quietly; a full disk is an error."""
-    if sys.stdout is None:
-        return
-    try:
-        for piece in pieces:
-            sys.stdout.write(piece)
-        sys.stdout.flush()
-    except OSError as error:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # so that nothing is left to fail at exit
-        if isinstance(error, BrokenPipeError):
-            raise typer.Exit(0) from None
-        raise MeshcostError(f"standard output: cannot be written: {error.strerror}.") from None
+        show(page())
 
 
 def _refuse(problems: Iterable[str]) -> None:

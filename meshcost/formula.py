@@ -10,7 +10,7 @@ from fractions import Fraction
 from functools import reduce
 from operator import mul
 
-from sympy import Expr, Function, Integer, Rational, Symbol, ceiling, diff, floor
+from sympy import Expr, Function, Integer, Mul, Rational, Symbol, ceiling, diff, floor
 from sympy.functions.elementary.miscellaneous import Max, Min
 
 from meshcost.errors import FormulaError
@@ -225,8 +225,8 @@ def _build(node: ast.AST) -> Expr:
             return Integer(number)
         case ast.Name(id=name) if name in ALPHABET:
             return ALPHABET[name]
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_build(operand)
+        case ast.UnaryOp(op=ast.USub()) | ast.BinOp(op=ast.Mult() | ast.Div()):
+            return Mul(*_factors(node))
         case ast.BinOp(left=ast.Name() as base, op=ast.Pow(), right=ast.Constant(value=int() as power)) if (
             power < 65
         ):
@@ -235,10 +235,18 @@ def _build(node: ast.AST) -> Expr:
             return _build(left) + _build(right)
         case ast.BinOp(left=left, op=ast.Sub(), right=right):
             return _build(left) - _build(right)
-        case ast.BinOp(left=left, op=ast.Mult(), right=right):
-            return _build(left) * _build(right)
-        case ast.BinOp(left=left, op=ast.Div(), right=right):
-            return _build(left) / _build(right)
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _FUNCTIONS:
             return _FUNCTIONS[name](*map(_build, arguments))
     raise FormulaError(f"not a formula: {type(node).__name__} is not arithmetic over the alphabet.")
+
+
+def _factors(node: ast.AST) -> list[Expr]:
+    """Factors of a product, all at once: SymPy would multiply a lone sum by a number, and write it differently."""
+    match node:
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return [Integer(-1), *_factors(operand)]
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            return [*_factors(left), *_factors(right)]
+        case ast.BinOp(left=left, op=ast.Div(), right=right):
+            return [*_factors(left), 1 / _build(right)]
+    return [_build(node)]

@@ -5,6 +5,7 @@ from importlib.metadata import entry_points
 from math import prod
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from meshcost.strategies import (
     STRATEGIES,
@@ -45,12 +46,17 @@ class Parallel(BaseModel):
         """Read the options of strategies that other packages bring."""
         extra = self.__pydantic_extra__ or {}
         known = {point.name: point for point in entry_points(group=ENTRY_POINTS)} if extra else {}
+        problems: list[InitErrorDetails] = []
         for name, options in extra.items():
             if name not in known:
-                raise ValidationError.from_exception_data(
-                    "Parallel", [{"type": "extra_forbidden", "loc": (name,), "input": options}]
-                )
-            extra[name] = known[name].load().model_validate(options)
+                problems.append({"type": "extra_forbidden", "loc": (name,), "input": options})
+                continue
+            try:
+                extra[name] = known[name].load().model_validate(options)
+            except ValidationError as error:
+                problems.extend(_under(name, error))
+        if problems:
+            raise ValidationError.from_exception_data("Parallel", problems)
         return self
 
     @property
@@ -75,3 +81,10 @@ class Parallel(BaseModel):
         world = prod(s.size for axis, s in self.strategies.items() if axis != "expert")
         if world > LARGEST_WORLD:
             yield f"parallel: {world} ranks are more than {LARGEST_WORLD}, the most that are computed."
+
+
+def _under(name: str, error: ValidationError) -> Iterator[InitErrorDetails]:
+    """Put the name of a strategy before every path that is wrong in its options."""
+    for item in error.errors():
+        kind = PydanticCustomError(item["type"], item["msg"], item.get("ctx"))
+        yield {"type": kind, "loc": (name, *item["loc"]), "input": item["input"]}

@@ -1,55 +1,63 @@
 """How bytes move: one algorithm, one file. Knows nothing of models, strategies or hardware."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
+from functools import cache
+from importlib import import_module
 from types import MappingProxyType
 
 from meshcost.collectives.algorithm import Algorithm, Form
-from meshcost.collectives.bruck import BRUCK
-from meshcost.collectives.chain import CHAIN
-from meshcost.collectives.direct import DIRECT
-from meshcost.collectives.double_tree import DOUBLE_TREE
-from meshcost.collectives.hierarchical import HIERARCHICAL
-from meshcost.collectives.nvls import NVLS
-from meshcost.collectives.pairwise import PAIRWISE
-from meshcost.collectives.pat import PAT
-from meshcost.collectives.rabenseifner import RABENSEIFNER
-from meshcost.collectives.rail import RAIL
-from meshcost.collectives.recursive_doubling import RECURSIVE_DOUBLING
-from meshcost.collectives.recursive_halving import RECURSIVE_HALVING
-from meshcost.collectives.ring import RING
-from meshcost.collectives.rings import BIDIRECTIONAL_RING, MULTI_RING
-from meshcost.collectives.scatter_all_gather import SCATTER_DOUBLING, SCATTER_RING
-from meshcost.collectives.sharp import SHARP
-from meshcost.collectives.tree import TREE
 from meshcost.errors import UnknownAlgorithm
 
 __all__ = ["ALGORITHMS", "DEFAULTS", "Algorithm", "Form", "choose"]
 
-_SHELF: tuple[Algorithm, ...] = (
-    RING,
-    TREE,
-    PAIRWISE,
-    DIRECT,
-    BIDIRECTIONAL_RING,
-    MULTI_RING,
-    RECURSIVE_DOUBLING,
-    RECURSIVE_HALVING,
-    RABENSEIFNER,
-    DOUBLE_TREE,
-    BRUCK,
-    CHAIN,
-    SCATTER_RING,
-    SCATTER_DOUBLING,
-    HIERARCHICAL,
-    RAIL,
-    PAT,
-    NVLS,
-    SHARP,
+#: The shelf: a new algorithm is one file and one line here, with its name, its module and what the module calls it.
+_SHELF: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "ring": ("ring", "RING"),
+        "tree": ("tree", "TREE"),
+        "pairwise": ("pairwise", "PAIRWISE"),
+        "direct": ("direct", "DIRECT"),
+        "bidirectional_ring": ("rings", "BIDIRECTIONAL_RING"),
+        "multi_ring": ("rings", "MULTI_RING"),
+        "recursive_doubling": ("recursive_doubling", "RECURSIVE_DOUBLING"),
+        "recursive_halving": ("recursive_halving", "RECURSIVE_HALVING"),
+        "rabenseifner": ("rabenseifner", "RABENSEIFNER"),
+        "double_tree": ("double_tree", "DOUBLE_TREE"),
+        "bruck": ("bruck", "BRUCK"),
+        "chain": ("chain", "CHAIN"),
+        "scatter_ring": ("scatter_all_gather", "SCATTER_RING"),
+        "scatter_doubling": ("scatter_all_gather", "SCATTER_DOUBLING"),
+        "hierarchical": ("hierarchical", "HIERARCHICAL"),
+        "rail": ("rail", "RAIL"),
+        "pat": ("pat", "PAT"),
+        "nvls": ("nvls", "NVLS"),
+        "sharp": ("sharp", "SHARP"),
+    }
 )
 
-#: The shelf: a new algorithm is one file and one line above.
-ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType({x.name: x for x in _SHELF})
+
+class _Shelf(Mapping[str, Algorithm]):
+    """The algorithms by name. A module is imported when its algorithm is taken down: a bill needs two or three."""
+
+    def __getitem__(self, name: str) -> Algorithm:
+        return _load(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_SHELF)
+
+    def __len__(self) -> int:
+        return len(_SHELF)
+
+
+@cache
+def _load(name: str) -> Algorithm:
+    module, attribute = _SHELF[name]
+    algorithm: Algorithm = getattr(import_module(f"meshcost.collectives.{module}"), attribute)
+    return algorithm
+
+
+ALGORITHMS: Mapping[str, Algorithm] = _Shelf()
 
 #: What an operation runs on unless a job says otherwise.
 DEFAULTS: Mapping[str, str] = MappingProxyType(
@@ -77,12 +85,12 @@ def choose(op: str, name: str | None = None) -> Algorithm:
     >>> choose("all_reduce").name, choose("all_reduce", "tree").name
     ('ring', 'tree')
     """
+    name = DEFAULTS.get(op, "") if name is None else name
+    if name in ALGORITHMS and op in ALGORITHMS[name].forms:
+        return ALGORITHMS[name]
     able = [x for x in ALGORITHMS if op in ALGORITHMS[x].forms]
     if not able:
         raise UnknownAlgorithm(f"{op} is not an operation: choose from {', '.join(DEFAULTS)}.")
-    name = DEFAULTS[op] if name is None else name
-    if name not in able:
-        near = get_close_matches(name, able, 1)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        raise UnknownAlgorithm(f"{op} cannot run as {name!r}: choose from {', '.join(able)}.{hint}")
-    return ALGORITHMS[name]
+    near = get_close_matches(name, able, 1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    raise UnknownAlgorithm(f"{op} cannot run as {name!r}: choose from {', '.join(able)}.{hint}")

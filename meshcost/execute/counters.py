@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-CounterKind = Literal["tcp_info", "interface", "none"]
+CounterKind = Literal["tcp_info", "interface", "nvlink", "none"]
 
 #: Offsets in ``struct tcp_info`` of Linux: tcpi_bytes_received, then tcpi_bytes_sent and tcpi_bytes_retrans (4.19).
 _RECEIVED, _SENT, _INFO_LENGTH, _LISTEN = 128, 200, 216, 10
@@ -49,11 +49,11 @@ def tcp_counter(*, skip_ports: Collection[int] = ()) -> Counter:
 
 
 def _connections(skip_ports: Collection[int]) -> Iterator[Bytes]:
-    for number in os.listdir("/proc/self/fd"):
+    for link in Path("/proc/self/fd").iterdir():
         try:
-            if not str(Path(f"/proc/self/fd/{number}").readlink()).startswith("socket:"):
+            if not str(link.readlink()).startswith("socket:"):
                 continue
-            found = socket.socket(fileno=os.dup(int(number)))
+            found = socket.socket(fileno=os.dup(int(link.name)))
         except OSError:  # closed since the listing
             continue
         with found:

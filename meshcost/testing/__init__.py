@@ -13,7 +13,7 @@ that is all it looks at, a Ledger) and raises AssertionError with one sentence. 
 ``job_documents`` are Hypothesis strategies and need that package; the laws do not.
 
 >>> from meshcost.job import Job
->>> check(Job(model="gpt2", parallel={"tensor": {"size": 2}}, batch={"sequence": 64, "global_batch": 1}))
+>>> check(Job(model="llama-3-8b", parallel={"tensor": {"size": 2}}, batch={"sequence": 64, "global_batch": 1}))
 ('size_one_axes_add_no_call', 'bytes_are_conserved', ..., 'zero3_is_one_and_a_half_ddp')
 """
 

@@ -141,7 +141,7 @@ def tensor_with_sequence_equals_tensor_on_the_wire(job: Job) -> None:
     divide by the tensor ranks.
 
     >>> tensor_with_sequence_equals_tensor_on_the_wire(
-    ...     Job(model="gpt2", parallel={"tensor": {"size": 2}}, batch={"sequence": 8, "global_batch": 1})
+    ...     Job(model="llama-3-8b", parallel={"tensor": {"size": 2}}, batch={"sequence": 8, "global_batch": 1})
     ... )
     """
     if job.mesh.size("tensor") == 1 or job.setting.experts_apart or set(job.algorithms.values()) - {"ring"}:

@@ -18,7 +18,7 @@ def calls_in_all(subject: Job | Ledger) -> int:
     """Count the calls of all ranks in one step, without making them.
 
     >>> calls_in_all(Job(model="gpt2", parallel={"data": {"size": 2}}, batch={"sequence": 8, "global_batch": 2}))
-    6
+    4
     """
     ledger = priced_ledger(subject)
     ranks = ledger.mesh.world_size // ledger.mesh.stages

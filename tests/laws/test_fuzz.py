@@ -25,10 +25,11 @@ HARD = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     max_examples=settings().max_examples,
 )
-SECONDS, MEBIBYTES = 5, 200
+SECONDS, MEBIBYTES = 15, 200
 
 TEXT = """\
-model: {model_type: llama, hidden_size: 64, num_hidden_layers: 4, num_attention_heads: 4, intermediate_size: 128, vocab_size: 256}
+model: {model_type: llama, hidden_size: 64, num_hidden_layers: 4, num_attention_heads: 4, intermediate_size: 128,
+  vocab_size: 256}
 framework: textbook
 parallel:
   data: {strategy: fsdp, size: 4, replicate: 2}

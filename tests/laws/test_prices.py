@@ -40,7 +40,7 @@ def around_the_ring(op: str, size: int, parts: list[int]) -> list[Message]:
 
 def along_the_tree(op: str, size: int, whole: int) -> list[Message]:
     """Binomial tree: in round k the 2^k ranks that have it send it on."""
-    down = [(i, i + 2**k, whole) for k in range(20) for i in range(2**k) if i + 2**k < size]
+    down = [(i, i + 2**k, whole) for k in range(size.bit_length()) for i in range(2**k) if i + 2**k < size]
     up = [(target, source, whole) for source, target, _ in down]
     return {"broadcast": down, "reduce": up, "all_reduce": up + down}[op]
 

@@ -1,0 +1,165 @@
+"""What ``meshcost verify`` was asked to do, checked and made ready; the command line shows what comes of it."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from meshcost.clusters import Cluster, LinkClass, read_cluster
+from meshcost.collectives.gloo import rounds
+from meshcost.errors import ExecutionError, MeshcostError
+from meshcost.execute.crew import require_torch
+from meshcost.execute.export import commands
+from meshcost.execute.gpus import choose_device
+from meshcost.execute.launcher import launched, launched_here, launched_ranks
+from meshcost.execute.plan import OPERATIONS, RANKS, SIZES, Case, bound, cases, schedules
+from meshcost.execute.saving import cluster_of, save
+from meshcost.execute.step import Step
+from meshcost.execute.verify import Settings, verify, verify_step
+from meshcost.job import analyze, load
+from meshcost.measurement import Measurement
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of the command line, as they were typed; empty means the default."""
+
+    job: Path | None = None
+    op: str = ""
+    ranks: str = ""
+    size: str = ""
+    backend: str = "gloo"
+    cap: str = "4MiB"
+    timeout: float = 60.0
+    iterations: int = 3
+    port: int = 0
+    schedules: bool = False
+    results: Path | None = None
+    resume: bool = False
+    save: Path | None = None
+    cluster: str = ""
+
+    @property
+    def leader(self) -> bool:
+        """Whether this process shows anything: always, unless a launcher has started it as another rank than 0."""
+        return not launched() or launched_here() == 0
+
+    @cached_property
+    def planned(self) -> list[Case]:
+        """The calls that are measured. Raises ExecutionError for options that cannot be."""
+        if self.step is not None:
+            return self.step.kinds()
+        operations = (
+            [name.strip().replace("-", "_") for name in self.op.split(",")] if self.op else OPERATIONS
+        )
+        ranks = _numbers("--ranks", self.ranks) if self.ranks else _default_ranks()
+        sizes = [read_bytes("--size", text) for text in self.size.split(",")] if self.size else SIZES
+        return (schedules if self.schedules else cases)(operations, ranks, sizes)
+
+    @cached_property
+    def step(self) -> Step | None:
+        """The step of the job, if one was named."""
+        if self.job is None:
+            return None
+        if self.op or self.ranks or self.size:
+            raise ExecutionError("--op, --ranks and --size do not go with a job, which names its own calls.")
+        ledger = analyze(load(self.job))
+        cap = None if self.cap == "none" else read_bytes("--cap", self.cap)
+        return Step(ledger, cap, self.schedules)
+
+    @cached_property
+    def settings(self) -> Settings:
+        """How to run them."""
+        backend, device, _ = self._device
+        return Settings(
+            timeout=self.timeout, iterations=self.iterations, port=self.port, backend=backend, device=device,
+            results=self.results, resume=self.resume,
+        )  # fmt: skip
+
+    @cached_property
+    def _device(self) -> tuple[str, str, str]:
+        return choose_device(self.backend)
+
+    @cached_property
+    def notes(self) -> list[str]:
+        """What is said before anything starts: how much memory it takes, and what the figures will be about."""
+        world = self.step.world if self.step else max(max(case.members) for case in self.planned) + 1
+        if self.step:
+            self.step.check()
+        notes = [] if launched() else [bound(self.planned, world=world)]
+        if self.step and self.cap != "none":
+            notes.append(
+                f"Payloads above {self.cap} are scaled down to it (--cap); bytes are linear in the payload."
+            )
+        return [*notes, self._device[2]] if self._device[2] else notes
+
+    @property
+    def calls(self) -> int:
+        """Calls that the progress bar counts."""
+        return len(self.planned)
+
+    def run(self, progress: Callable[[Case], None] | None = None) -> Iterator[Measurement]:
+        """Yield the rows as they come, with predicted seconds where a cluster was named."""
+        require_torch()
+        known = read_cluster(self.cluster) if self.cluster else None
+        if self.step is not None:
+            rows = verify_step(self.step, self.settings, progress=progress)
+        else:
+            rows = verify(self.planned, self.settings, progress=progress)
+        for row in rows:
+            yield row if known is None else predicted_seconds(row, known)
+
+    def finish(self, rows: Sequence[Measurement]) -> list[str]:
+        """Write what ``--save`` asked for; returns what to say about it."""
+        if self.save is None or not rows:
+            return []
+        local = launched_ranks()
+        kind: LinkClass = "inter_node" if local and local < max(row.ranks for row in rows) else "intra_node"
+        per_node = local or max(row.ranks for row in rows)
+        save(self.save, cluster_of(rows, name=self.save.stem, kind=kind, gpus_per_node=per_node))
+        return [
+            f"wrote {self.save}: latency and bandwidth of each operation, for cluster: {self.save} in a job."
+        ]
+
+    def export(self, tool: str) -> list[str]:
+        """Command lines that measure the same calls with another program."""
+        return commands(self.planned, tool)
+
+
+def predicted_seconds(row: Measurement, cluster: Cluster) -> Measurement:
+    """Put the time that a cluster's figures say beside a row; a row without a link stays as it is."""
+    kind: LinkClass = "intra_node" if row.ranks <= cluster.gpus_per_node else "inter_node"
+    try:
+        speed = cluster.link(kind).speed(row.op)
+    except MeshcostError:
+        return row
+    if row.op == "step":
+        return row
+    moved = max(row.predicted_sent_bytes, row.predicted_received_bytes)
+    return replace(row, predicted_seconds=speed.seconds(rounds=rounds(row.op, row.ranks), sent_bytes=moved))
+
+
+def read_bytes(option: str, text: str) -> int:
+    """Read a size: ``8MiB``, ``64 KiB``, ``1GB``, ``4096``. Raises ExecutionError for anything else.
+
+    >>> read_bytes("--size", "8MiB"), read_bytes("--size", "1 kB")
+    (8388608, 1000)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if not match or match[2].upper() not in _UNITS:
+        raise ExecutionError(f"{option} {text}: not a size. Write 64KiB, 1MiB or 8MB.")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise ExecutionError(f"{option} {text}: not numbers. Write 2,4.") from None
+
+
+def _default_ranks() -> Sequence[int]:
+    return (launched_ranks(world=True),) if launched() else RANKS

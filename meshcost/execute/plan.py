@@ -1,0 +1,190 @@
+"""What is measured, and whether this machine can hold it. Knows no torch."""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from meshcost.collectives import ALGORITHMS
+from meshcost.collectives.gloo import Traffic, traffic
+from meshcost.collectives.schedule import Steps
+from meshcost.errors import ExecutionError
+from meshcost.units import human_bytes
+
+#: All that ``verify`` runs unless told otherwise, from one message to a message between every two.
+OPERATIONS = (
+    "send_recv",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "all_gather",
+    "reduce_scatter",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+)
+RANKS = (2, 4)
+SIZES = (64 * 1024, 2**20, 8 * 2**20)
+ITEM_BYTES = 4
+#: Memory of one rank beside its buffers: what a process that has torch loaded does not share with its neighbours.
+RANK_BYTES = 96_000_000
+#: Buffers of one call in units of its payload: input, output, and the copy that a reduce-scatter makes.
+BUFFERS = 3
+#: Share of the free memory that may be used.
+_USABLE = 0.8
+_SPLIT = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
+MOST_RANKS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One call to measure: an operation among so many ranks on so many bytes.
+
+    ``algorithm`` is ``native`` for the collective of the library itself, or the name of an algorithm of the shelf,
+    whose schedule is then interpreted over point-to-point messages. ``members`` are the ranks of the world that take
+    part; ``root`` is a position among them.
+    """
+
+    op: str
+    members: tuple[int, ...]
+    payload_bytes: int
+    algorithm: str = "native"
+    root: int = 0
+    label: str = ""
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that take part."""
+        return len(self.members)
+
+    @property
+    def sentence(self) -> str:
+        """Name the call as errors do."""
+        how = "" if self.algorithm == "native" else f" as {self.algorithm}"
+        size = f" of {human_bytes(self.payload_bytes)}" if self.payload_bytes else ""
+        return f"{self.op}{how}{size} over {self.ranks} ranks"
+
+    def predict(self, position: int) -> Traffic:
+        """What Gloo moves on this position, frames included."""
+        if self.algorithm != "native":
+            return scheduled_traffic(self, position)
+        return traffic(
+            self.op, position, ranks=self.ranks, payload_bytes=self.payload_bytes, item_bytes=ITEM_BYTES, root=self.root
+        )  # fmt: skip
+
+
+@cache
+def steps_of(algorithm: str, op: str, ranks: int, elements: int) -> Steps:
+    """The schedule of an algorithm of the shelf, as data."""
+    return ALGORITHMS[algorithm].steps(op, ranks, elements)
+
+
+def scheduled_traffic(case: Case, position: int) -> Traffic:
+    """What a schedule moves on this position: the closed form's bytes, and a frame for each message of the schedule."""
+    elements = case.payload_bytes // ITEM_BYTES
+    form = ALGORITHMS[case.algorithm].position(case.op, position, case.ranks, elements)
+    messages = [x for each in steps_of(case.algorithm, case.op, case.ranks, elements).rounds for x in each]
+    return Traffic(
+        form[0] * ITEM_BYTES,
+        form[1] * ITEM_BYTES,
+        sum(message.source == position for message in messages),
+        sum(message.target == position for message in messages),
+    )
+
+
+def schedules(
+    operations: Iterable[str] = OPERATIONS, ranks: Iterable[int] = RANKS, sizes: Iterable[int] = SIZES
+) -> list[Case]:
+    """List a call for every algorithm of the shelf whose schedule ranks alone can play; one with a switch cannot be."""
+    return [
+        replace(case, algorithm=name)
+        for case in cases(operations, ranks, sizes)
+        for name, algorithm in ALGORITHMS.items()
+        if case.op in algorithm.forms
+        and not steps_of(name, case.op, case.ranks, case.payload_bytes // ITEM_BYTES).switch
+    ]
+
+
+def cases(
+    operations: Iterable[str] = OPERATIONS, ranks: Iterable[int] = RANKS, sizes: Iterable[int] = SIZES
+) -> list[Case]:
+    """List every call: each operation, for each number of ranks, at each size in bytes.
+
+    A size becomes the nearest smaller one that has whole elements, and equal chunks where the operation needs them.
+    Raises ExecutionError for an operation, a number of ranks or a size that cannot be.
+
+    >>> [(x.op, x.ranks, x.payload_bytes) for x in cases(["all_gather", "barrier"], [3], [1000, 2000])]
+    [('all_gather', 3, 996), ('all_gather', 3, 1992), ('barrier', 3, 0)]
+    """
+    operations, ranks, sizes = tuple(operations), tuple(ranks), tuple(sizes)
+    problems = [
+        *(
+            f"--op {op}: not an operation. Choose {', '.join(OPERATIONS)}."
+            for op in operations
+            if op not in OPERATIONS
+        ),
+        *(f"--ranks {n}: choose 2 to {MOST_RANKS}." for n in ranks if not 2 <= n <= MOST_RANKS),
+    ]
+    for size in sizes:
+        least = ITEM_BYTES * max((n for n in ranks if n > 0), default=1)
+        if size < least:
+            problems.append(f"--size {size}: less than one element for each rank. Choose {least} or more.")
+    if problems:
+        raise ExecutionError(problems)
+    return [
+        Case(op, tuple(range(number)), whole(op, number, size))
+        for number in ranks
+        for op in operations
+        for size in ((0,) if op == "barrier" else sizes)
+    ]
+
+
+def whole(op: str, ranks: int, size: int) -> int:
+    """Round a size down to whole elements, and to equal chunks where the operation needs them."""
+    step = ITEM_BYTES * (ranks if op in _SPLIT else 1)
+    return size // step * step
+
+
+def needed_bytes(ranks: int, payload_bytes: int) -> int:
+    """Memory that a crew of ranks takes at most while it works on one payload."""
+    return ranks * (RANK_BYTES + BUFFERS * payload_bytes)
+
+
+def free_bytes() -> int:
+    """Memory that may still be taken on this machine and, on Linux, in this control group."""
+    free = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    memory = Path("/proc/meminfo")
+    if memory.exists():
+        lines = dict(line.split(":", 1) for line in memory.read_text(encoding="ascii").splitlines())
+        free = [int(lines["MemAvailable"].split()[0]) * 1024]
+    try:
+        group = Path("/sys/fs/cgroup")
+        limit = (group / "memory.max").read_text(encoding="ascii").strip()
+        if limit != "max":
+            free.append(int(limit) - int((group / "memory.current").read_text(encoding="ascii")))
+    except (OSError, ValueError):  # no control group, or not version 2
+        pass
+    return min(free)
+
+
+def bound(planned: Sequence[Case], *, world: int, free: int | None = None) -> str:
+    """Say how much memory the calls take. Raises ExecutionError, with what would fit, if that is too much.
+
+    >>> bound(cases(["all_reduce"], [2], [2**20]), world=2, free=8 * 10**9)
+    '2 ranks take up to 198.3 MB of memory; 8 GB are free.'
+    """
+    free = free_bytes() if free is None else free
+    payload = max((case.payload_bytes for case in planned), default=0)
+    needed, usable = needed_bytes(world, payload), int(free * _USABLE)
+    if needed > usable:
+        fitting = usable // needed_bytes(1, payload)
+        smaller = max(0, (usable // world - RANK_BYTES) // BUFFERS)
+        advice = [f"--ranks {fitting}"] if fitting >= 2 else []
+        advice += [f"--size {smaller}"] if smaller >= ITEM_BYTES * world else []
+        raise ExecutionError(
+            f"{world} ranks with {human_bytes(payload)} each take up to {human_bytes(needed)} of memory, and only "
+            f"{human_bytes(usable)} may be used here. Choose {' or '.join(advice) or 'a larger machine'}."
+        )
+    return f"{world} ranks take up to {human_bytes(needed)} of memory; {human_bytes(free)} are free."

@@ -1,0 +1,56 @@
+"""Playing a step: all calls of one rank in order, with buffers that all of them share."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from meshcost.execute.exercises import native_call
+from meshcost.execute.interpret import Interpreter
+from meshcost.execute.plan import ITEM_BYTES, Case, steps_of
+
+
+class Player:
+    """One rank in a step. Results are not looked at here: each kind of call has been checked before."""
+
+    def __init__(
+        self, rank: int, cases: Sequence[Case], groups: Sequence[dist.ProcessGroup], device: torch.device
+    ) -> None:
+        """Make room for the largest call."""
+        self.rank, self.device = rank, device
+        self.cases, self.groups = cases, groups
+        elements = max((case.payload_bytes for case in cases), default=0) // ITEM_BYTES
+        self.first = torch.zeros(elements, device=device)
+        self.second = torch.zeros(elements, device=device)
+        self.leaving: list[dist.Work] = []
+
+    def run(self, order: Sequence[int]) -> None:
+        """Make the calls. Messages leave without waiting, as pipelines send them, or two ranks could wait for ever."""
+        for number in order:
+            case, group = self.cases[number], self.groups[number]
+            if case.op == "send_recv":
+                self._message(case)
+            elif case.algorithm == "native":
+                native_call(case, group, self.first, self.second)
+            else:
+                self._interpreted(case, group).run()
+        for work in self.leaving:
+            work.wait()
+        self.leaving.clear()
+
+    def _message(self, case: Case) -> None:
+        source, target = case.members
+        buffer = self.first if source == self.rank else self.second
+        buffer = buffer[: case.payload_bytes // ITEM_BYTES]
+        if source == self.rank:
+            work = dist.isend(buffer, target)
+            if work is not None:
+                self.leaving.append(work)
+        else:
+            dist.recv(buffer, source)
+
+    def _interpreted(self, case: Case, group: dist.ProcessGroup) -> Interpreter:
+        steps = steps_of(case.algorithm, case.op, case.ranks, case.payload_bytes // ITEM_BYTES)
+        position = case.members.index(self.rank)
+        cells = {cell: self.first[: steps.cell_elements[cell]].zero_() for cell in steps.start[position]}
+        return Interpreter(steps, case.members, position, group, self.device, cells)

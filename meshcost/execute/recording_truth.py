@@ -1,0 +1,100 @@
+"""Recordings that others made: files with a list of calls for each rank, with the phases in one word.
+
+The schema is ``{name, torch, config, model, note, ranks: {"0": [call, ...]}}``; a call has ``op raw ranks in_bytes
+out_bytes dtype phase`` and, where it applies, ``reduce_op dst src root_rank fqn``. ``dst``, ``src`` and ``root_rank`` count
+within the group. A phase is ``s1a0bwd`` (step 1, micro-step 0), ``s0F2st1`` (forward of micro-batch 2 on stage 1) or less.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from meshcost.errors import LedgerError
+from meshcost.execute import recording as rec
+from meshcost.execute.recording import RecordedCall, Recording
+
+_PHASE = re.compile(
+    r"(?:s(?P<step>\d+))?(?:a(?P<micro>\d+))?"
+    r"(?P<what>init|prepare|pre|fwd|loss|bwd|clip(?:_\w+)?|opt|pp|META[FB]st\d+|(?P<kind>[FB])(?P<chunk>\d+)st\d+)?"
+)
+_WHAT: Mapping[str, str] = {
+    "init": rec.SETUP,
+    "prepare": rec.SETUP,
+    "pre": rec.SETUP,
+    "fwd": rec.FORWARD,
+    "loss": rec.FORWARD,
+    "bwd": rec.BACKWARD,
+    "opt": rec.OPTIMIZER,
+    "F": rec.FORWARD,
+    "B": rec.BACKWARD,
+}
+
+#: Names of data types in torch, and here.
+DTYPES: Mapping[str, str] = {
+    "float64": "fp64",
+    "float32": "fp32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+}
+
+
+def read_truth(source: str | Path | Mapping[str, Any]) -> dict[int, Recording]:
+    """Read a recording of others: a path, or what the JSON holds. Returns a Recording for each rank in it.
+
+    A call that belongs to no step (``init``) has phase ``setup`` and step 0; a phase that does not say what was computed
+    (``s0`` alone, ``s0pp``) is "". Raises LedgerError for anything else.
+    """
+    data = source if isinstance(source, Mapping) else json.loads(Path(source).read_text())
+    try:
+        about = {name: data[name] for name in ("name", "torch", "config", "model", "note") if name in data}
+        world = int(data["config"]["world"])
+        return {
+            int(rank): Recording(int(rank), world, tuple(_call(int(rank), item) for item in calls), about)
+            for rank, calls in data["ranks"].items()
+        }
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise LedgerError(f"not a recording with ranks and calls: {error!r}.") from None
+
+
+def read_phase(text: str) -> tuple[int, int | None, str]:
+    """Read a phase: step, micro-batch (None where it is not said), phase.
+
+    >>> read_phase("s1a0bwd"), read_phase("clip_g1"), read_phase("s0F2st1"), read_phase("s0")
+    ((1, 0, 'backward'), (0, None, 'clip'), (0, 2, 'forward'), (0, None, ''))
+    """
+    match = _PHASE.fullmatch(text)
+    if match is None:
+        raise LedgerError(f"phase {text!r} is not known.")
+    what, micro = match["what"] or "", match["micro"] or match["chunk"]
+    if what.startswith("META"):
+        phase = _WHAT[what[4]]
+    elif what.startswith("clip"):
+        phase = rec.CLIP
+    else:
+        phase = _WHAT.get(match["kind"] or what, rec.UNKNOWN_PHASE)
+    return int(match["step"] or 0), None if micro is None else int(micro), phase
+
+
+def _call(rank: int, item: Mapping[str, Any]) -> RecordedCall:
+    group = tuple(int(member) for member in item["ranks"])
+    step, micro_batch, phase = read_phase(item["phase"])
+    root = next((group[item[name]] for name in ("root_rank", "dst", "src") if name in item), None)
+    ranks = {"send": (rank, root), "recv": (root, rank)}.get(item["op"], group)
+    return RecordedCall(
+        op=item["op"],
+        ranks=tuple(member for member in ranks if member is not None),
+        in_bytes=int(item["in_bytes"]),
+        out_bytes=int(item["out_bytes"]),
+        dtype=DTYPES.get(item["dtype"], item["dtype"]),
+        phase=phase,
+        module=item.get("fqn", ""),
+        reduce_op=item.get("reduce_op", ""),
+        raw=item["raw"],
+        step=step,
+        micro_batch=micro_batch,
+        root=None if item["op"] in ("send", "recv") else root,
+    )

@@ -1,0 +1,82 @@
+"""Results on disk: one JSON line for each row, written as it comes, so that an interrupted run loses nothing."""
+
+import errno
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshcost.errors import ExecutionError
+from meshcost.measurement import Measurement, from_dict
+
+
+@dataclass(slots=True)
+class Results:
+    """A JSON-lines file that grows. Raises ExecutionError where it cannot be written or read."""
+
+    path: Path
+    kept: int = 0
+
+    def append(self, rows: Iterable[Measurement]) -> None:
+        """Write the rows of one call; they are on the disk when this returns.
+
+        The rows of a call are written together, so that a call is there as a whole or not at all.
+        """
+        lines = [json.dumps(row.as_dict()) + "\n" for row in rows]
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write("".join(lines))
+                file.flush()
+                _to_disk(file.fileno())
+        except OSError as error:
+            raise ExecutionError(self._cannot("written", error)) from None
+        self.kept += len(lines)
+
+    def read(self) -> Iterator[Measurement]:
+        """Yield the rows that are there; a last line that was cut off is left out."""
+        try:
+            lines = self.path.read_text(encoding="utf-8").splitlines()
+        except FileNotFoundError:
+            return
+        except (OSError, UnicodeDecodeError) as error:
+            raise ExecutionError(self._cannot("read", error)) from None
+        for number, line in enumerate(lines, 1):
+            try:
+                yield from_dict(json.loads(line))
+            except (ValueError, TypeError, AttributeError):
+                if number < len(lines):
+                    raise ExecutionError(
+                        f"{self.path}: line {number} is not a row of meshcost verify."
+                    ) from None
+
+    def mend(self) -> None:
+        """End a line that was cut off, so that the next one begins anew."""
+        if self.path.is_file():
+            text = self.path.read_bytes()
+            if text and not text.endswith(b"\n"):
+                self.path.write_bytes(text[: text.rfind(b"\n") + 1])
+
+    def _cannot(self, what: str, error: Exception) -> str:
+        number = getattr(error, "errno", None)
+        why = "the disk is full" if number == errno.ENOSPC else getattr(error, "strerror", None) or str(error)
+        go_on = "" if what == "read" else f" {self.kept} rows are kept; go on with --resume."
+        return f"{self.path}: cannot be {what}: {why}.{go_on}"
+
+
+def _to_disk(descriptor: int) -> None:
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a pipe or a device has no disk
+            raise
+
+
+def complete(rows: Iterable[Measurement]) -> dict[tuple[str, str, str, str, int, int], list[Measurement]]:
+    """Rows by call, for calls of which every rank is there (or the one row that stands for all)."""
+    by_call: dict[tuple[str, str, str, str, int, int], dict[int | None, Measurement]] = {}
+    for row in rows:
+        by_call.setdefault(row.key, {})[row.rank] = row
+    return {
+        key: list(found.values()) for key, found in by_call.items() if None in found or len(found) == key[4]
+    }

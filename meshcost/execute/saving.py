@@ -1,0 +1,84 @@
+"""Writing a cluster file: the latency and bandwidth that fit what was measured, operation by operation."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from meshcost.clusters import LinkClass
+from meshcost.clusters.fit import Point, fit
+from meshcost.collectives.gloo import rounds
+from meshcost.errors import ExecutionError, MeshcostError
+from meshcost.measurement import Measurement
+from meshcost.units import human_bytes
+
+
+def points(rows: Sequence[Measurement], op: str) -> list[Point]:
+    """One point for each native call of an operation: its slowest rank, and the bytes of its busiest one."""
+    calls: dict[Any, list[Measurement]] = {}
+    for row in rows:
+        if row.op == op and row.algorithm == row.backend and row.payload_bytes:
+            calls.setdefault(row.key, []).append(row)
+    return [
+        Point(
+            found[0].payload_bytes,
+            rounds(op, found[0].ranks),
+            max(max(row.predicted_sent_bytes, row.predicted_received_bytes) for row in found),
+            max(row.seconds for row in found),
+        )
+        for found in calls.values()
+    ]
+
+
+def cluster_of(
+    rows: Sequence[Measurement], *, name: str, kind: LinkClass, gpus_per_node: int
+) -> dict[str, Any]:
+    """Fit a cluster to rows, as the fields of its file; an operation that cannot be fitted is left out.
+
+    Raises ExecutionError if none can be.
+    """
+    source = _source(rows)
+    speeds: dict[str, Any] = {}
+    for op in dict.fromkeys(row.op for row in rows):
+        try:
+            speeds[op] = fit(points(rows, op), source=source).model_dump(mode="json", exclude_none=True)
+        except MeshcostError:
+            continue
+    if not speeds:
+        raise ExecutionError("--save: a fit needs two sizes with the same number of ranks: --size 1MiB,8MiB.")
+    general = speeds.get("send_recv") or next(iter(speeds.values()))
+    return {
+        "name": name,
+        "accelerator": rows[0].device,
+        "gpus_per_node": gpus_per_node,
+        "source": source,
+        "links": {kind: {**general, "operations": speeds}},
+    }
+
+
+def _source(rows: Sequence[Measurement]) -> str:
+    sizes = [row.payload_bytes for row in rows if row.payload_bytes]
+    ranks = sorted({row.ranks for row in rows})
+    return (
+        f"measured by meshcost verify: {rows[0].backend} on {rows[0].device}, {', '.join(map(str, ranks))} ranks, payloads "
+        f"of {human_bytes(min(sizes))} to {human_bytes(max(sizes))}"
+    )
+
+
+class _Plain(yaml.SafeDumper):
+    """Writes everything out: anchors are not read back."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Repeat what stands twice."""
+        return True
+
+
+def save(path: Path, cluster: dict[str, Any]) -> None:
+    """Write a cluster file. Raises ExecutionError if the disk does not take it."""
+    text = "# Written by meshcost verify --save; read by cluster: in a job, and by analyze --cluster.\n"
+    text += yaml.dump(cluster, Dumper=_Plain, sort_keys=False, default_flow_style=None, width=120)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ExecutionError(f"{path}: cannot be written: {error.strerror}.") from None

@@ -1,0 +1,130 @@
+"""A whole training step, executed: the calls of a ledger on real processes, each rank in its own order.
+
+Every group of the job's mesh becomes a process group. Payloads above a cap are scaled down to it, because bytes are
+linear in the payload; elements are fp32 whatever the job's data type, because only bytes are looked at.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+from meshcost.collectives import ALGORITHMS
+from meshcost.collectives.gloo import Traffic
+from meshcost.errors import ExecutionError
+from meshcost.execute.plan import ITEM_BYTES, Case, free_bytes, needed_bytes
+from meshcost.ledger import Call, Event, Ledger
+from meshcost.units import human_bytes
+
+#: Ranks that one core can still keep alive, and calls that a step may have on one rank.
+_RANKS_PER_CORE, MOST_CALLS = 32, 50_000
+_ONE_MESSAGE = ("send", "recv")
+_SPLIT = ("all_gather", "reduce_scatter", "all_to_all")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A ledger ready to be executed: ``cap`` is the largest payload in bytes that is really sent, None for no limit.
+
+    With ``schedules`` every collective is the bill's own algorithm, interpreted over point-to-point messages; without,
+    it is the native one of the library. Raises ExecutionError for a job that this machine cannot start.
+    """
+
+    ledger: Ledger
+    cap: int | None = None
+    schedules: bool = False
+
+    @property
+    def world(self) -> int:
+        """Ranks of the job."""
+        return self.ledger.mesh.world_size
+
+    def check(self, *, free: int | None = None, cores: int | None = None) -> None:
+        """Raise ExecutionError, with what to reduce, unless this machine can start all ranks of the job."""
+        free = free_bytes() if free is None else free
+        most = min(
+            int(0.8 * free) // needed_bytes(1, self.largest), _RANKS_PER_CORE * (cores or os.cpu_count() or 1)
+        )
+        axes = {axis: size for axis, size in self.ledger.mesh.axes.items() if size > 1}
+        if self.world > most:
+            widest = max(axes, key=lambda axis: axes[axis])
+            raise ExecutionError(
+                f"the job has {self.world:,} ranks, and this machine can start {most:,} with "
+                f"{human_bytes(self.largest)} each. Reduce parallel.{widest}.size (now {axes[widest]:,}) or --cap, or run "
+                "it under torchrun on more machines."
+            )
+        calls = max((totals.calls for totals in self.ledger.by_stage), default=0)
+        if calls > MOST_CALLS:
+            raise ExecutionError(
+                f"a step has {calls:,} calls on one rank, and {MOST_CALLS:,} are run at most: reduce batch.global_batch."
+            )
+
+    @cached_property
+    def largest(self) -> int:
+        """Bytes of the largest payload that is really sent."""
+        return max(
+            (self.scaled(event.op, event.group_size, event.payload_bytes) for event in self.ledger), default=0
+        )
+
+    def scaled(self, op: str, ranks: int, payload_bytes: int) -> int:
+        """The payload that is really sent: at most the cap, whole elements, equal chunks where they are needed."""
+        step = ITEM_BYTES * (ranks if op in _SPLIT else 1)
+        size = payload_bytes if self.cap is None else min(payload_bytes, self.cap)
+        return max(step, size // step * step)
+
+    def cases(self, rank: int) -> list[Case]:
+        """The calls of one rank, in order; a receive is the other end of a ``send_recv``."""
+        return [self._case(call, rank) for call in self.ledger.calls(rank)]
+
+    def kinds(self) -> list[Case]:
+        """Every kind of call once, on every group that makes it."""
+        found = {case: None for rank in range(self.world) for case in self._distinct[rank]}
+        return list(found)
+
+    @cached_property
+    def _distinct(self) -> Mapping[int, list[Case]]:
+        return {rank: list(dict.fromkeys(self.cases(rank))) for rank in range(self.world)}
+
+    def _case(self, call: Call, rank: int) -> Case:
+        payload = max(call.in_bytes, call.out_bytes)
+        op = "send_recv" if call.op in _ONE_MESSAGE else call.op
+        algorithm = self._algorithm(call) if self.schedules and op != "send_recv" else "native"
+        return Case(op, call.ranks, self.scaled(op, len(call.ranks), payload), algorithm)
+
+    def _algorithm(self, call: Call) -> str:
+        name = self._algorithms[call.strategy, call.op, call.phase, call.why]
+        return "native" if ALGORITHMS[name].switch else name
+
+    @cached_property
+    def _algorithms(self) -> Mapping[tuple[str, str, str, str], str]:
+        return {(x.strategy, x.op, x.phase, x.why): x.priced.algorithm for x in self.ledger}
+
+    def predicted(self, rank: int) -> Traffic:
+        """What one rank moves in the whole step, as Gloo does it, frames included."""
+        total, known = Traffic(), dict[Case, Traffic]()
+        for case in self.cases(rank):
+            if case not in known:
+                known[case] = case.predict(case.members.index(rank))
+            total += known[case]
+        return total
+
+    def billed(self, rank: int) -> int:
+        """Bytes that the bill says this rank sends in the step, scaled as the payloads are; no frames in it."""
+        stage, total = self.ledger.mesh.stage(rank), Fraction(0)
+        for event in self.ledger:
+            if stage in event.stages:
+                total += event.calls * self._billed(event, rank)
+        return round(total)
+
+    def _billed(self, event: Event, rank: int) -> Fraction:
+        position = self.ledger.group_of(event, rank).index(rank) if event.priced.runs else 0
+        share = Fraction(self.scaled(event.op, event.group_size, event.payload_bytes), event.payload_bytes)
+        return event.priced.at(position)[0] * share
+
+
+def coded(cases: Iterable[Case]) -> tuple[list[Case], list[int]]:
+    """Write a list of calls shortly: the distinct ones, and the order as indices into them."""
+    index: dict[Case, int] = {}
+    order = [index.setdefault(case, len(index)) for case in cases]
+    return list(index), order

@@ -1,0 +1,93 @@
+"""Attention: grouped queries, and the latent kind; rotary positions, a causal mask."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+#: Queries, keys and values as (batch, heads, sequence, size of a head) -> the same shape as the queries.
+Core = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Attend to what came before; a key head serves several query heads where there are fewer of them."""
+    shared = query.shape[1] // key.shape[1]
+    if shared > 1:
+        key, value = (x.repeat_interleave(shared, dim=1) for x in (key, value))
+    return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+def rotate(x: torch.Tensor) -> torch.Tensor:
+    """Turn pairs of elements of each head by an angle that grows with the position (Su et al. 2021)."""
+    half = x.shape[-1] // 2
+    speed = 10_000.0 ** -(torch.arange(half, device=x.device, dtype=torch.float32) / half)
+    angle = torch.arange(x.shape[-2], device=x.device, dtype=torch.float32)[:, None] * speed
+    cosine, sine = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    first, second = x[..., :half], x[..., half : 2 * half]
+    turned = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+    return turned if x.shape[-1] == 2 * half else torch.cat((turned, x[..., 2 * half :]), dim=-1)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention; works on as many heads as its projections give it."""
+
+    q_proj: nn.Module
+    k_proj: nn.Module
+    v_proj: nn.Module
+    o_proj: nn.Module
+
+    def __init__(self, head_size: int) -> None:
+        """Take the size of one head; projections are registered from outside."""
+        super().__init__()
+        self.head_size = head_size
+        self.core: Core = causal
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Attend over (batch, sequence, width)."""
+        query, key, value = (
+            projection(x).unflatten(-1, (-1, self.head_size))
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if "q_norm" in self._modules:
+            query, key = self.get_submodule("q_norm")(query), self.get_submodule("k_norm")(key)
+        query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
+        made = self.core(rotate(query), rotate(key), value)
+        result: torch.Tensor = self.o_proj(made.transpose(1, 2).flatten(2))
+        return result
+
+
+class LatentAttention(nn.Module):
+    """Multi-head latent attention: keys and values come from one short vector (DeepSeek-AI 2024, section 2.1)."""
+
+    kv_a_proj_with_mqa: nn.Module
+    kv_a_layernorm: nn.Module
+    kv_b_proj: nn.Module
+    o_proj: nn.Module
+
+    def __init__(self, plain: int, rotary: int, value: int, latent: int) -> None:
+        """Take the sizes of a head, without and with rotation and of its value, and of the latent."""
+        super().__init__()
+        self.plain, self.rotary, self.value, self.latent = plain, rotary, value, latent
+        self.core: Core = causal
+
+    def _queries(self, x: torch.Tensor) -> Any:
+        if "q_proj" in self._modules:
+            return self.get_submodule("q_proj")(x)
+        low = self.get_submodule("q_a_layernorm")(self.get_submodule("q_a_proj")(x))
+        return self.get_submodule("q_b_proj")(low)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Attend over (batch, sequence, width)."""
+        query = self._queries(x).unflatten(-1, (-1, self.plain + self.rotary)).transpose(1, 2)
+        latent, shared = self.kv_a_proj_with_mqa(x).split((self.latent, self.rotary), dim=-1)
+        keys = self.kv_b_proj(self.kv_a_layernorm(latent)).unflatten(-1, (-1, self.plain + self.value))
+        key, value = keys.transpose(1, 2).split((self.plain, self.value), dim=-1)
+        turned = rotate(shared.unsqueeze(1)).expand(-1, key.shape[1], -1, -1)
+        query = torch.cat((query[..., : self.plain], rotate(query[..., self.plain :])), dim=-1)
+        # Values are padded to the width of keys, as fused kernels want them, and cut again.
+        padded = functional.pad(value, (0, self.plain + self.rotary - self.value))
+        made = self.core(query, torch.cat((key, turned), dim=-1), padded)[..., : self.value]
+        result: torch.Tensor = self.o_proj(made.transpose(1, 2).flatten(2))
+        return result

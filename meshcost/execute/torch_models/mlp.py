@@ -1,0 +1,85 @@
+"""MLPs with a gate, and routed experts."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+
+#: Slots of all experts (experts, capacity, width) -> what the experts made of them, in the same places.
+Exchange = Callable[["Experts", torch.Tensor], torch.Tensor]
+
+
+class GatedMlp(nn.Module):
+    """SwiGLU: silu(gate(x)) * up(x), and down again."""
+
+    gate_proj: nn.Module
+    up_proj: nn.Module
+    down_proj: nn.Module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Work on (..., width)."""
+        result: torch.Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return result
+
+
+class Experts(nn.Module):
+    """Experts stored together: ``gate_up_proj`` (experts, 2 f, h) and ``down_proj`` (experts, h, f)."""
+
+    gate_up_proj: nn.Parameter
+    down_proj: nn.Parameter
+
+    def forward(self, slots: torch.Tensor) -> torch.Tensor:
+        """Let each expert work on its slots: (experts held here, capacity, width)."""
+        up, down = (_local(weight) for weight in (self.gate_up_proj, self.down_proj))
+        gate, value = torch.bmm(slots, up.transpose(1, 2)).chunk(2, dim=-1)
+        return torch.bmm(functional.silu(gate) * value, down.transpose(1, 2))
+
+
+def _local(weight: torch.Tensor) -> torch.Tensor:
+    return weight.to_local() if isinstance(weight, DTensor) else weight
+
+
+def stay(experts: Experts, slots: torch.Tensor) -> torch.Tensor:
+    """All experts are here."""
+    made: torch.Tensor = experts(slots)
+    return made
+
+
+class Routed(nn.Module):
+    """Routed experts, with shared ones where there are any.
+
+    Tokens are dealt out to experts in turn and not by score, so that every expert gets equally many and no shape depends on
+    data; scores weigh the results, so the router learns all the same.
+    """
+
+    gate: nn.Module
+    experts: Experts
+
+    def __init__(self, top: int, count: int) -> None:
+        """Take how many experts each token is sent to, and how many there are."""
+        super().__init__()
+        self.top, self.count = top, count
+        self.exchange: Exchange = stay
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Work on (batch, sequence, width)."""
+        tokens = x.flatten(0, -2)
+        number, width = tokens.shape
+        capacity = -(-number * self.top // self.count)
+        scores = self.gate(tokens).softmax(dim=-1)[:, : self.top]
+        copies = (tokens.unsqueeze(1) * scores.unsqueeze(-1).to(tokens.dtype)).flatten(0, 1)
+        padded = functional.pad(copies, (0, 0, 0, capacity * self.count - number * self.top))
+        made = self.exchange(self.experts, padded.unflatten(0, (capacity, self.count)).transpose(0, 1))
+        back = made.transpose(0, 1).flatten(0, 1)[: number * self.top].unflatten(0, (number, self.top)).sum(1)
+        for name in ("shared_experts", "shared_expert"):
+            if name in self._modules:
+                back = back + self._shared(name, tokens)
+        return back.view(x.shape[:-1] + (width,))
+
+    def _shared(self, name: str, tokens: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.get_submodule(name)(tokens)
+        if "shared_expert_gate" in self._modules:
+            made = made * self.get_submodule("shared_expert_gate")(tokens).sigmoid()
+        return made

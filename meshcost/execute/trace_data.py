@@ -1,0 +1,182 @@
+"""Data parallelism as PyTorch does it: DistributedDataParallel, and fully_shard in one dim or two."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
+from torch.nn.parallel import DistributedDataParallel
+
+from meshcost.execute.torch_models import CausalModel
+from meshcost.execute.trace_options import BLOCKS, TraceOptions, Unit
+from meshcost.execute.trace_world import Axes
+from meshcost.job import Job
+
+TORCH_DTYPES = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+
+#: Axes over which weights are sharded, or gradients summed, together.
+SHARD_AXES = ("data", "context")
+
+
+def stored_dtype(job: Job, options: TraceOptions) -> torch.dtype:
+    """What weights are stored in: fully_shard keeps them in fp32 and casts what it gathers."""
+    if options.weights_dtype is not None:
+        return TORCH_DTYPES[options.weights_dtype]
+    return torch.float32 if shards(job) else TORCH_DTYPES[job.precision.weights]
+
+
+def shards(job: Job) -> bool:
+    """Whether the job wants fully_shard."""
+    return job.parallel.data.strategy in ("fsdp", "zero3")
+
+
+def checkpoint_blocks(part: CausalModel) -> None:
+    """Recompute each block in its backward."""
+    for name, block in part.model.layers.items():
+        part.model.layers[name] = checkpoint_wrapper(block)
+
+
+class _Chunks(Sequence[torch.Tensor]):
+    """What ``torch.chunk`` gives, and empty ones after it, each made when it is asked for."""
+
+    def __init__(self, tensor: torch.Tensor, number: int, dim: int) -> None:
+        self.tensor, self.number, self.dim = tensor, number, dim
+        self.length = tensor.size(dim)
+        self.step = -(-self.length // number)
+
+    def __len__(self) -> int:
+        return self.number
+
+    def __getitem__(self, place: Any) -> Any:
+        start = min(place * self.step, self.length)
+        length = min(self.step, self.length - start)
+        return self.tensor.narrow(self.dim, start, length) if length else self.tensor.new_empty(0)
+
+
+@contextmanager
+def _lazy_chunks() -> Iterator[None]:
+    """Let fully_shard make only the chunk it wants: it makes those of thousands of ranks, and that takes minutes."""
+    home: Any = import_module("torch.distributed.fsdp._fully_shard._fsdp_param")
+    original = home.__dict__.get("_chunk_with_empty")
+    if original is not None:
+        home._chunk_with_empty = _Chunks
+    try:
+        yield
+    finally:
+        if original is not None:
+            home._chunk_with_empty = original
+
+
+def shard(part: CausalModel, job: Job, options: TraceOptions, axes: Axes) -> None:
+    """Apply fully_shard to every unit and then to the root."""
+    mesh = axes.grid("replicate", *SHARD_AXES) if job.parallel.data.replicate > 1 else axes.sub(*SHARD_AXES)
+    if mesh is None:
+        return
+    common: dict[str, Any] = {"mesh": mesh}
+    if (policy := _policy(job, options)) is not None:
+        common["mp_policy"] = policy
+    _shard_experts(part, common, axes)
+    reshard = _reshard(job, options)
+    units = [modules for unit in options.units for modules in _modules(part, unit)]
+    with _lazy_chunks():
+        for place, modules in enumerate(units):
+            is_kept = options.keep_last_unit and place == len(units) - 1
+            fully_shard(modules, reshard_after_forward=False if is_kept else reshard, **common)
+        fully_shard(part, reshard_after_forward=reshard, **common)
+
+
+def _shard_experts(part: CausalModel, common: dict[str, Any], axes: Axes) -> None:
+    """Experts that other ranks hold in part are sharded among those that hold the same ones."""
+    mesh: DeviceMesh | None = axes.experts("expert_data", "expert_replicate")
+    if axes.experts("expert") is None or mesh is None:
+        return
+    for block in part.blocks:
+        experts = block.get_submodule("mlp")._modules.get("experts")
+        if experts is not None:
+            fully_shard(experts, **{**common, "mesh": mesh})
+
+
+def _modules(part: CausalModel, unit: Unit) -> list[list[nn.Module]]:
+    """Modules of a unit that this part of the model has."""
+    if unit == BLOCKS:
+        return [[block] for block in part.model.layers.values()]
+    names = (unit,) if isinstance(unit, str) else unit
+    here = dict(part.named_modules())
+    found = [here[name] for name in names if name in here]
+    return [found] if found else []
+
+
+def _policy(job: Job, options: TraceOptions) -> MixedPrecisionPolicy | None:
+    stored, used = stored_dtype(job, options), TORCH_DTYPES[job.precision.dtype("weights")]
+    reduced = TORCH_DTYPES[job.precision.dtype("reduce")]
+    if stored == used == reduced:
+        return None
+    return MixedPrecisionPolicy(
+        param_dtype=used if used != stored else None, reduce_dtype=reduced if reduced != used else None
+    )
+
+
+def _reshard(job: Job, options: TraceOptions) -> bool | int | None:
+    if options.reshard_after_forward is not None:
+        return options.reshard_after_forward
+    return job.parallel.data.reshard_after_forward
+
+
+def replicate(part: nn.Module, options: TraceOptions, axes: Axes, *, fake: bool) -> nn.Module:
+    """Wrap a model in DistributedDataParallel; experts that other ranks hold in part are left to themselves."""
+    group = axes.group("data", "context", "replicate")
+    if group is None:
+        return part
+    names = [name for name, weight in part.named_parameters() if ".experts." in name and isinstance(weight, DTensor)]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(part, names)
+    if axes.sub("tensor") is not None:
+        # DistributedDataParallel knows no DTensor; torch's own cure for it.
+        _pre_dp_module_transform(part)
+    wrapped = DistributedDataParallel(
+        part,
+        process_group=group,
+        bucket_cap_mb=options.bucket_cap_mb,
+        find_unused_parameters=options.find_unused_parameters,
+        static_graph=options.static_graph,
+        gradient_as_bucket_view=options.gradient_as_bucket_view,
+        broadcast_buffers=options.broadcast_buffers,
+    )
+    if fake:
+        # The fake group's work has no result, which the reducer of C++ insists on; a hook in Python has one.
+        wrapped.register_comm_hook(group, _reduce_whole)
+    return wrapped
+
+
+def _reduce_whole(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    buffer = bucket.buffer()
+    dist.all_reduce(buffer, group=group)
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(buffer)
+    return done
+
+
+def prepare_micro_batch(parts: Sequence[nn.Module], job: Job, options: TraceOptions, *, is_last: bool) -> None:
+    """Tell fully_shard what this micro-batch has to do."""
+    every = options.set_requires_gradient_sync
+    syncs = job.parallel.data.syncs_every_micro_batch if every is None else every == "every"
+    for part in parts:
+        if isinstance(part, FSDPModule):
+            part.set_requires_gradient_sync(syncs or is_last)
+            if options.set_reshard_after_backward == "last":
+                part.set_reshard_after_backward(is_last)
+            if options.set_is_last_backward:
+                part.set_is_last_backward(is_last)

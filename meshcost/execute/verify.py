@@ -1,0 +1,243 @@
+"""Verify: run collectives on real processes and hold what the kernel counted against what was predicted.
+
+``verify(cases())`` yields one row for each rank of each call. Knows no torch: the ranks have it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Protocol
+
+from meshcost.collectives.gloo import Traffic
+from meshcost.collectives.operations import OPERATIONS
+from meshcost.errors import ExecutionError
+from meshcost.execute.crew import Crew, Fault
+from meshcost.execute.launcher import launched
+from meshcost.execute.nccl import nccl_traffic
+from meshcost.execute.plan import Case, bound
+from meshcost.execute.results import Results, complete
+from meshcost.execute.step import Step
+from meshcost.formula import value
+from meshcost.measurement import Measurement
+from meshcost.symbols import S, n
+
+#: Who predicts the bytes of a position of a call.
+Predict = Callable[[Case, int], Traffic]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to run: seconds for each call, calls to average over, where ranks meet, what they run on, where rows go."""
+
+    timeout: float = 60.0
+    iterations: int = 3
+    host: str = "127.0.0.1"
+    port: int = 0
+    backend: str = "gloo"
+    device: str = "cpu"
+    results: Path | None = None
+    resume: bool = False
+    fault: Fault | None = None
+
+
+def verify(
+    planned: Sequence[Case],
+    settings: Settings = Settings(),
+    *,
+    predict: Predict = Case.predict,
+    progress: Callable[[Case], None] | None = None,
+) -> Iterator[Measurement]:
+    """Yield the rows of every call, as they come; those that ``--resume`` finds first.
+
+    Raises ExecutionError with one sentence if the memory would not do, if a rank fails, hangs or dies, or if the results
+    cannot be written; also when it is interrupted. Rows that were yielded or written before stay.
+    """
+    results = Results(settings.results) if settings.results else None
+    done = _done(results, resume=settings.resume)
+    left = []
+    for case in planned:
+        rows = done.get(_key(case, settings))
+        if rows:
+            yield from rows
+            _report(progress, case)
+        else:
+            left.append(case)
+    if left:
+        yield from _run(left, settings, results, predict, progress)
+
+
+def _run(
+    left: Sequence[Case],
+    settings: Settings,
+    results: Results | None,
+    predict: Predict,
+    progress: Callable[[Case], None] | None,
+) -> Iterator[Measurement]:
+    world = max(max(case.members) for case in left) + 1
+    if not launched():
+        bound(left, world=world)
+    current = left[0]
+    try:
+        with _runner(world, settings) as runner:
+            for current in left:
+                answers = runner.measure(current, iterations=settings.iterations)
+                if not runner.leader:
+                    continue
+                rows = rows_of(current, answers, settings, predict, runner.counter)
+                if results:
+                    results.append(rows)
+                yield from rows
+                _report(progress, current)
+    except KeyboardInterrupt:
+        kept = f" {results.kept} rows are kept in {results.path}; go on with --resume." if results else ""
+        raise ExecutionError(f"interrupted in {current.sentence}.{kept}") from None
+
+
+class Runner(Protocol):
+    """What can make calls: local ranks, or this rank among those of a launcher."""
+
+    counter: str
+
+    @property
+    def leader(self) -> bool:
+        """Whether answers come here."""
+
+    def measure(self, case: Case, *, iterations: int = 1) -> dict[int, dict[str, Any]]:
+        """Make a call."""
+
+    def play(self, step: Step) -> dict[int, dict[str, Any]]:
+        """Make all calls of a step."""
+
+
+def _runner(world: int, settings: Settings) -> AbstractContextManager[Runner]:
+    if launched():
+        from meshcost.execute.hosts import Hosts
+
+        return Hosts(settings.timeout, settings.backend, settings.device, settings.fault)
+    return Crew(
+        world, settings.timeout, settings.host, settings.port, settings.backend, settings.device, fault=settings.fault
+    )  # fmt: skip
+
+
+def _done(results: Results | None, *, resume: bool) -> Mapping[Any, list[Measurement]]:
+    if results is None:
+        return {}
+    if resume:
+        found = complete(results.read())
+        results.mend()
+        return found
+    if results.path.is_file() and results.path.stat().st_size:
+        raise ExecutionError(f"{results.path}: has rows already. Go on with --resume, or name another file.")
+    return {}
+
+
+def _key(case: Case, settings: Settings) -> tuple[str, str, str, str, int, int]:
+    algorithm = _named(case, settings)
+    return settings.backend, settings.device, algorithm, case.op, case.ranks, case.payload_bytes
+
+
+def _named(case: Case, settings: Settings) -> str:
+    return settings.backend if case.algorithm == "native" else case.algorithm
+
+
+def _report(progress: Callable[[Case], None] | None, case: Case) -> None:
+    if progress is not None:
+        progress(case)
+
+
+def rows_of(
+    case: Case, answers: Mapping[int, Mapping[str, Any]], settings: Settings, predict: Predict, counter: str
+) -> list[Measurement]:
+    """Turn what the ranks of a call report into rows; one row for all of them where they share an interface."""
+    slowest = max(answer["seconds"] for answer in answers.values())
+    algbw = case.payload_bytes / slowest if slowest else 0.0
+    rows = []
+    for position, rank in enumerate(case.members):
+        answer = answers[rank]
+        chosen = answer.get("chosen", "")
+        nccl = settings.backend == "nccl" and case.algorithm == "native"
+        predicted = nccl_traffic(case, position, chosen) if nccl else predict(case, position)
+        counted = counter != "none"
+        rows.append(
+            Measurement(
+                op=case.op,
+                ranks=case.ranks,
+                payload_bytes=case.payload_bytes,
+                rank=rank,
+                predicted_sent_bytes=predicted.sent_bytes,
+                measured_sent_bytes=round(answer["sent"]) if counted else None,
+                predicted_received_bytes=predicted.received_bytes,
+                measured_received_bytes=round(answer["received"]) if counted else None,
+                correct=answer["correct"],
+                seconds=answer["seconds"],
+                algbw=algbw,
+                busbw=algbw * float(busbw_factor(case.op, case.ranks)),
+                algorithm=_named(case, settings),
+                note=chosen,
+                backend=settings.backend,
+                counter=counter,
+                device=settings.device,
+                frame_bytes=predicted.sent_bytes - predicted.sent_payload,
+                iterations=settings.iterations,
+            )
+        )
+    return [_together(rows, answers)] if counter == "interface" and not launched() else rows
+
+
+def _together(rows: Sequence[Measurement], answers: Mapping[int, Mapping[str, Any]]) -> Measurement:
+    """One row for all ranks of a host: its interface saw what any of them sent, and each of them read it."""
+    return replace(
+        rows[0],
+        rank=None,
+        frame_bytes=sum(row.frame_bytes for row in rows),
+        predicted_sent_bytes=sum(row.predicted_sent_bytes for row in rows),
+        predicted_received_bytes=sum(row.predicted_received_bytes for row in rows),
+        measured_sent_bytes=round(max(answer["sent"] for answer in answers.values())),
+        measured_received_bytes=round(max(answer["received"] for answer in answers.values())),
+        correct=all(row.correct for row in rows),
+        seconds=max(row.seconds for row in rows),
+    )
+
+
+def busbw_factor(op: str, ranks: int) -> Fraction:
+    """Factor from algbw to busbw, as nccl-tests has it: 2 (n - 1) / n for an all-reduce, 1 for a broadcast.
+
+    >>> busbw_factor("all_reduce", 4), busbw_factor("scatter", 4), busbw_factor("broadcast", 4)
+    (Fraction(3, 2), Fraction(3, 4), Fraction(1, 1))
+    """
+    if op in ("gather", "scatter"):
+        return Fraction(ranks - 1, ranks)
+    known = OPERATIONS.get(op)
+    return Fraction(value(known.busbw_factor, {S: 1, n: ranks})) if known else Fraction(1)
+
+
+def verify_step(
+    step: Step, settings: Settings, *, progress: Callable[[Case], None] | None = None
+) -> Iterator[Measurement]:
+    """Yield the rows of every kind of call of a step on every group, then one row for each rank of the whole step.
+
+    Raises ExecutionError as ``verify`` does, and for a job that this machine cannot start.
+    """
+    if not launched():
+        step.check()
+    yield from verify(step.kinds(), settings, progress=progress)
+    whole = Case("step", tuple(range(step.world)), 0, "bill" if step.schedules else "native")
+    with _runner(step.world, settings) as runner:
+        answers = runner.play(step)
+    if not runner.leader:
+        return
+    rows = rows_of(whole, answers, settings, lambda case, at: step.predicted(at), runner.counter)
+    yield from (row if row.rank is None else _billed(row, step) for row in rows)
+
+
+def _billed(row: Measurement, step: Step) -> Measurement:
+    assert row.rank is not None
+    payload = sum(case.payload_bytes for case in step.cases(row.rank))
+    return replace(row, payload_bytes=payload, billed_sent_bytes=step.billed(row.rank), iterations=1)
+
+
+def failed(rows: Iterable[Measurement]) -> list[Measurement]:
+    """Rows whose result was wrong, or whose prediction was."""
+    return [row for row in rows if not row.passed]

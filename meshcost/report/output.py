@@ -1,0 +1,60 @@
+"""Standard output: pages for people, data for programs, as wide and as colourful as the reader allows."""
+
+import io
+import json
+import os
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from meshcost.errors import MeshcostError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+#: Columns of a page where nobody says how wide it is: a pipe or a file.
+_PAGE = 160
+
+
+class _Page(io.StringIO):
+    """A page in memory that says of itself what standard output would."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        """Whether a person reads it."""
+        return sys.stdout is not None and sys.stdout.isatty()
+
+
+def show(renderable: "RenderableType") -> None:
+    """Print for people: as wide as the terminal, in its colours and its letters; a pipe gets a wide plain page."""
+    from rich.console import Console
+
+    page = _Page()
+    page.encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    told = page.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    console = Console(file=page, width=None if told else _PAGE, highlight=False, legacy_windows=False)
+    console.print(renderable, crop=False)
+    write(line.rstrip() + "\n" for line in page.getvalue().splitlines())
+
+
+def write_json(data: Any) -> None:
+    """Print for programs: one JSON value, indented."""
+    write([json.dumps(data, indent=2), "\n"])
+
+
+def write(pieces: Iterable[str]) -> None:
+    """Write to standard output. A reader who has had enough ends us quietly; a full disk is an error."""
+    if sys.stdout is None:
+        return
+    try:
+        for piece in pieces:
+            sys.stdout.write(piece)
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # so that nothing is left to fail at exit
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(0) from None
+        raise MeshcostError(f"standard output: cannot be written: {error.strerror}.") from None

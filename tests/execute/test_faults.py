@@ -1,0 +1,153 @@
+"""Whatever goes wrong ends in time, in one sentence that names the rank and the operation, and leaves no process."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from meshcost.errors import ExecutionError
+from meshcost.execute.crew import Crew, Fault
+from meshcost.execute.failures import Trouble, explain, sentence_of
+from meshcost.execute.plan import Case, cases
+from meshcost.execute.results import Results
+from meshcost.execute.verify import Settings, verify
+
+pytestmark = [pytest.mark.gloo, pytest.mark.xdist_group("gloo")]
+TIMEOUT = 6.0
+#: A call may take its timeout; starting and ending ranks on a busy machine takes the rest.
+LIMIT = TIMEOUT + 40
+
+
+def workers():
+    """Processes that a crew has started, anywhere on this machine."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if b"meshcost.execute.nursery" in (folder / "cmdline").read_bytes():
+                found.add(int(folder.name))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _nobody_is_left():
+    before = workers()
+    yield
+    end = time.monotonic() + 10
+    while workers() - before and time.monotonic() < end:
+        time.sleep(0.05)
+    assert workers() - before == set()
+
+
+def failing(fault, operations=("broadcast", "all_reduce"), **settings):
+    start, rows = time.monotonic(), []
+    with pytest.raises(ExecutionError) as caught:
+        for row in verify(
+            cases(operations, [3], [4800]), Settings(timeout=TIMEOUT, iterations=1, fault=fault, **settings)
+        ):
+            rows.append(row)  # noqa: PERF402 - what came before the error counts
+    assert time.monotonic() - start < LIMIT
+    assert len(caught.value.problems) == 1
+    return str(caught.value), rows
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("SIGKILL", "rank 2 was ended by SIGKILL in all_reduce of 4.8 kB over 3 ranks."),
+        ("raise", "rank 2 failed in all_reduce of 4.8 kB over 3 ranks: RuntimeError: a fault that was asked for."),
+        ("hang", "rank 2 did not come to all_reduce of 4.8 kB over 3 ranks within 6 s"),
+        ("SIGBUS", "--shm-size"),
+    ],
+)
+def test_a_rank_that_fails_is_named_and_what_was_measured_is_kept(kind, said, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    sentence, rows = failing(Fault(2, kind, "all_reduce"), results=path)
+    assert said in sentence
+    assert {row.op for row in rows} == {"broadcast"}
+    assert {row.op for row in Results(path).read()} == {"broadcast"}
+
+
+def test_a_port_in_use():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        sentence, _ = failing(None, port=port)
+    assert "rank 0 failed in opening the store" in sentence
+    assert "port is in use" in sentence
+
+
+def test_a_host_name_that_does_not_resolve():
+    sentence, _ = failing(None, host="no-such-host.invalid")
+    assert "rank 0 cannot open the store" in sentence
+    assert "'no-such-host.invalid' does not resolve" in sentence
+
+
+def test_a_full_disk():
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full, which only Linux has")
+    sentence, rows = failing(None, results=Path("/dev/full"))
+    assert "/dev/full: cannot be written: the disk is full." in sentence
+    assert rows == []
+
+
+def test_too_little_shared_memory():
+    said = sentence_of(1, "RuntimeError: unable to write to file: No space left on device (28)", "all_reduce over 2 ranks")
+    assert said.startswith("rank 1 failed in all_reduce over 2 ranks: shared memory is too small.")
+
+
+def test_the_cause_is_named_and_not_what_followed_from_it():
+    trouble = Trouble("all_reduce", 5, lost_peer={0: "Connection closed by peer", 1: "Broken pipe"}, raised={2: "ValueError: no"})
+    assert explain(trouble) == "rank 2 failed in all_reduce: ValueError: no."
+    trouble.ended = {3: -9}
+    assert explain(trouble).startswith("rank 3 was ended by SIGKILL")
+
+
+def started(*options):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "meshcost", "verify", "--iterations", "100", "--size", "1MiB", *map(str, options)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+    )  # fmt: skip
+
+
+def wait_for_rows(path, process):
+    end = time.monotonic() + 60
+    while not path.is_file() or not path.stat().st_size:
+        assert time.monotonic() < end, "no row came"
+        assert process.poll() is None
+        time.sleep(0.02)
+
+
+def test_ctrl_c_says_where_it_was_and_keeps_the_rows(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    process = started("--results", path)
+    wait_for_rows(path, process)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert "interrupted in " in errors
+    assert "go on with --resume" in errors
+    assert "Traceback" not in errors
+    assert len(list(Results(path).read())) >= 2
+
+
+def test_ranks_end_when_whoever_started_them_is_killed(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    process = started("--results", path)
+    wait_for_rows(path, process)
+    process.kill()
+    process.communicate(timeout=20)
+
+
+def test_a_crew_can_be_left_at_any_time():
+    with Crew(2, timeout=TIMEOUT) as crew:
+        assert crew.measure(Case("barrier", (0, 1), 0))[1]["correct"]
+    with pytest.raises(ZeroDivisionError), Crew(2, timeout=TIMEOUT):
+        raise ZeroDivisionError
