@@ -31,6 +31,11 @@ if TYPE_CHECKING:
         UnknownAlgorithm,
     )
     from meshcost.event import Event, Totals
+    from meshcost.execute.record import record
+    from meshcost.execute.recording import Recording
+    from meshcost.execute.recording_compare import assert_same
+    from meshcost.execute.trace import trace
+    from meshcost.execute.trace_options import TraceOptions
     from meshcost.job import Job, analyze, load, read_job
     from meshcost.ledger import Difference, Ledger
     from meshcost.mesh import Mesh
@@ -56,17 +61,22 @@ __all__ = [
     "MeshcostError",
     "Model",
     "ModelError",
+    "Recording",
     "Strategy",
     "Totals",
+    "TraceOptions",
     "UnknownAlgorithm",
     "__version__",
     "analyze",
+    "assert_same",
     "freeze",
     "load",
     "lora",
     "read_cluster",
     "read_job",
     "read_model",
+    "record",
+    "trace",
 ]
 
 #: Where each public name lives.
@@ -85,6 +95,11 @@ _HOMES = MappingProxyType(
                 "UnknownAlgorithm",
             ),
             "meshcost.event": ("Event", "Totals"),
+            "meshcost.execute.record": ("record",),
+            "meshcost.execute.recording": ("Recording",),
+            "meshcost.execute.recording_compare": ("assert_same",),
+            "meshcost.execute.trace": ("trace",),
+            "meshcost.execute.trace_options": ("TraceOptions",),
             "meshcost.job": ("Job", "analyze", "load", "read_job"),
             "meshcost.ledger": ("Difference", "Ledger"),
             "meshcost.mesh": ("Mesh",),

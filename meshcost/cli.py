@@ -123,12 +123,15 @@ def analyze(  # noqa: PLR0913, PLR0917 - one argument for each option that a per
     framework: Framework = None,
     form: Annotated[BillFormat, typer.Option("--format", help="How it is written.")] = BillFormat.table,
     exact: Annotated[bool, typer.Option("--exact", help="Every digit of every byte in the tables.")] = False,
+    cluster: Annotated[
+        str | None, typer.Option(help="Seconds on this cluster: a name, or a file of verify --save.")
+    ] = None,
 ) -> None:
     """Print the bill of one training step: every collective, how often, on how much, and why."""
-    ledger = _ledger(job, framework)
+    found = _job(job, framework, cluster)
     from meshcost.report.bill import Bill
 
-    bill, key = Bill(ledger, stage, rank), None if by is None else by.value
+    bill, key = Bill(_bill_of(found), stage, rank, found.cluster), None if by is None else by.value
     if form is BillFormat.table:
         from meshcost.report.terminal import Shown
 
@@ -350,12 +353,13 @@ def _bill_of(job: "Job") -> "Ledger":
     return bill_of(job)
 
 
-def _job(path: Path, framework: str | None) -> "Job":
+def _job(path: Path, framework: str | None, cluster: str | None = None) -> "Job":
     _light()
     from meshcost.job import load
 
+    asked = {"framework": framework, "cluster": cluster}
     try:
-        return load(path, **({} if framework is None else {"framework": framework}))
+        return load(path, **{name: value for name, value in asked.items() if value is not None})
     except MeshcostError as error:
         _refuse(error.problems)
         raise typer.Exit(2) from None

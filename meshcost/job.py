@@ -314,12 +314,14 @@ def read_job(data: Any, *, base: Path | None = None, **changes: Any) -> Job:
         raise JobError("a job is a mapping of fields (model, parallel, batch ...). meshcost init writes one.")
     fields = {**data, **changes}
     if base is not None and isinstance(fields.get("model"), str):
-        fields["model"] = _from_base(fields["model"], base)
+        fields["model"] = _from_base(fields["model"], base, ".json")
+    if base is not None and isinstance(fields.get("cluster"), str) and "cluster" not in changes:
+        fields["cluster"] = _from_base(fields["cluster"], base, ".yaml", ".yml")
     return Job(**{str(key): value for key, value in fields.items()})
 
 
-def _from_base(spec: str, base: Path) -> str:
-    return str(base / spec) if spec.endswith(".json") else spec
+def _from_base(spec: str, base: Path, *endings: str) -> str:
+    return str(base / spec) if spec.endswith(endings) else spec
 
 
 def analyze(job: Job | str | Path) -> Ledger:

@@ -107,6 +107,7 @@ class _Ledger(_Record):
     program: _Program
     events: tuple[_Event, ...]
     totals: dict[str, Any]
+    seconds: dict[str, Any] | None = None  # what a report adds; no part of the ledger
 
 
 def to_dict(ledger: Ledger) -> dict[str, Any]:

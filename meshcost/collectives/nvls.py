@@ -27,7 +27,6 @@ class Nvls(Algorithm):
 
     name = "nvls"
     source = "NCCL src/device/all_reduce.h, NVLS on one node; Hopper multimem loads and stores (PTX ISA)"
-    one_port = False
     switch = True
     forms = MappingProxyType(
         {

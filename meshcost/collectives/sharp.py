@@ -24,7 +24,6 @@ class Sharp(Algorithm):
 
     name = "sharp"
     source = "Graham et al. 2016, SHArP: a hardware architecture for data reduction; NCCL CollNet"
-    one_port = True
     switch = True
     least_bytes = frozenset({"barrier", "broadcast", "reduce"})
     forms = MappingProxyType(

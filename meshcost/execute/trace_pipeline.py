@@ -1,13 +1,13 @@
 """Pipeline parallelism as PyTorch does it: stages and schedules of torch.distributed.pipelining."""
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, schedules
-from torch.distributed.pipelining import stage as stage_module
 from torch.distributed.pipelining._utils import extract_tensor_metas
 
 from meshcost import symbols as sym
@@ -36,6 +36,10 @@ def torch_schedule(name: str) -> tuple[Any, list[str]]:
     return getattr(schedules, SCHEDULES[name]), []
 
 
+#: What stages tell each other of their shapes is private to torch, so it is looked up when it is needed.
+_STAGE = "torch.distributed.pipelining.stage"
+
+
 class _LoneStage(PipelineStage):
     """A stage whose neighbours do not exist: what they would say of their shapes is made up here, and then received."""
 
@@ -43,11 +47,12 @@ class _LoneStage(PipelineStage):
     activation: torch.Tensor
 
     def _recv_meta(self, src_stage: int) -> Any:
+        told: Any = import_module(_STAGE)
         (meta,) = extract_tensor_metas((self.activation,)) or ()
         if src_stage < self.stage_index:
-            said: Any = stage_module._StageForwardMeta(forward_metas=(meta,))
+            said: Any = told._StageForwardMeta(forward_metas=(meta,))
         else:
-            said = stage_module._StageBackwardMeta(backward_metas=stage_module._derive_grad_metas((meta,)))
+            said = told._StageBackwardMeta(backward_metas=told._derive_grad_metas((meta,)))
         content, size = dist.distributed_c10d._object_to_tensor(said, torch.device("cpu"), self.group)
         self.messages.pending.extend((size.view(1), content))
         return super()._recv_meta(src_stage)
@@ -74,7 +79,12 @@ class Pipeline:
         made = PipelineStage if messages is None else _LoneStage
         stages = [
             made(
-                part, number, schedule.virtual_stages, torch.device("cpu"), group=group, **self._shapes(number)
+                part,
+                number,
+                schedule.virtual_stages,
+                torch.device("cpu"),
+                group=group,
+                **self._shapes(number),
             )
             for part, number in zip(parts, self.numbers, strict=True)
         ]
@@ -85,7 +95,7 @@ class Pipeline:
         is_single = issubclass(kind, schedules.PipelineScheduleSingle)
         self.schedule = kind(stages[0] if is_single else stages, job.micro_batches, loss_fn=loss_of)
 
-    def _shapes(self, number: int) -> dict[str, torch.Tensor]:
+    def _shapes(self, number: int) -> dict[str, Any]:
         """What a stage takes and gives for one micro-batch; nothing where torch has to find out."""
         if not self.options.static_shapes:
             return {}

@@ -46,7 +46,9 @@ def make_optimizer(
         return None
     weights = [weight for part in parts for weight in part.parameters() if weight.requires_grad]
     kind = getattr(torch.optim, options.optimizer)
-    settings = {name: getattr(options, name) for name in ("foreach", "fused") if getattr(options, name) is not None}
+    settings = {
+        name: getattr(options, name) for name in ("foreach", "fused") if getattr(options, name) is not None
+    }
     if job.parallel.data.strategy == "zero1":
         made: torch.optim.Optimizer = ZeroRedundancyOptimizer(
             weights,
@@ -57,8 +59,8 @@ def make_optimizer(
             **settings,
         )
         return made
-    made = kind(weights, lr=1e-3, **settings)
-    return made
+    plain: torch.optim.Optimizer = kind(weights, lr=1e-3, **settings)
+    return plain
 
 
 def accumulate(model: nn.Module, job: Job, options: TraceOptions) -> torch.Tensor:

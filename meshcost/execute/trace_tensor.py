@@ -34,7 +34,9 @@ def refuse_unplanned(model: Model) -> None:
     """Raise JobError if a block has weights for which there is no plan."""
     for kind in model.kinds:
         if kind.has_experts:
-            raise JobError("parallel.tensor.size: trace has no plan for experts. Choose 1, and parallel.expert.size.")
+            raise JobError(
+                "parallel.tensor.size: trace has no plan for experts. Choose 1, and parallel.expert.size."
+            )
         for weight in kind.weights:
             if weight.split_input or weight.whole or "kv_a_proj" in weight.name:
                 raise JobError(f"parallel.tensor.size: trace has no plan for {weight.name}. Choose 1.")
@@ -79,4 +81,6 @@ def _outer_plan(part: nn.Module, job: Job) -> dict[str, ParallelStyle]:
 def splits_loss(job: Job) -> bool:
     """Whether the loss is computed on logits that are split over the vocabulary."""
     tensor = job.parallel.tensor
-    return tensor.size > 1 and tensor.loss_parallel and (tensor.vocabulary_parallel or tensor.sequence_parallel)
+    return (
+        tensor.size > 1 and tensor.loss_parallel and (tensor.vocabulary_parallel or tensor.sequence_parallel)
+    )

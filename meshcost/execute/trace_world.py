@@ -69,7 +69,7 @@ class FakeMessages(TorchDispatchMode):
 
     def __init__(self, *, static_shapes: bool = True) -> None:
         """Take whether stages know their shapes."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
         self.vote = int(static_shapes)
         self.pending: deque[torch.Tensor] = deque()
 
@@ -140,7 +140,9 @@ class Axes:
         present = tuple(axis for axis in names if axis in axes and self.expert[axis].size() > 1)
         if not present:
             return None
-        return self.expert[present[0]] if len(present) == 1 else self.expert[present]._flatten("_".join(present))
+        return (
+            self.expert[present[0]] if len(present) == 1 else self.expert[present]._flatten("_".join(present))
+        )
 
     def group(self, *axes: str) -> dist.ProcessGroup | None:
         """The process group along some axes."""
@@ -150,7 +152,9 @@ class Axes:
 
 def device_axes(mesh: Mesh, keep: Sequence[str] = ()) -> Axes:
     """Lay a mesh out as torch has it. Axes in ``keep`` stay even where they have only one rank."""
-    sizes = {axis: mesh.axes[axis] for axis in reversed(mesh.axes) if mesh.axes[axis] > 1 or axis in keep}
+    sizes = {
+        axis: mesh.axes[axis] for axis in reversed(tuple(mesh.axes)) if mesh.axes[axis] > 1 or axis in keep
+    }
     if prod(sizes.values()) == 1 and not sizes:
         sizes = {"data": 1}
     device = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))

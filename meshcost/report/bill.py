@@ -5,9 +5,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from meshcost.clusters import Cluster
 from meshcost.errors import LedgerError
 from meshcost.event import Event, Totals
 from meshcost.ledger import Ledger
+from meshcost.timing import seconds
 
 INSIDE, BETWEEN, UNPLACED = "inside a node", "between nodes", "not told apart"
 
@@ -25,6 +27,7 @@ class Line(NamedTuple):
 class Bill:
     """A ledger as it is shown: whole, or for the ranks of one ``stage``, or for one ``rank``.
 
+    With a ``cluster`` that says how fast its links are, every event has its seconds, too: communication alone.
     Without either, all events are listed and the totals are those of the busiest rank. Raises LedgerError for a stage or
     rank that does not exist, or that are both given and disagree.
     """
@@ -32,6 +35,7 @@ class Bill:
     ledger: Ledger
     stage: int | None = None
     rank: int | None = None
+    cluster: Cluster | None = None
 
     def __post_init__(self) -> None:
         """Check the stage and the rank."""
@@ -51,6 +55,30 @@ class Bill:
         if self.rank is not None:
             return self.ledger.mesh.stage(self.rank)
         return self.ledger.busiest_stage if self.stage is None else self.stage
+
+    @property
+    def timed(self) -> bool:
+        """Whether there is a cluster that says how fast its links are."""
+        return self.cluster is not None and bool(self.cluster.links)
+
+    def seconds(self, *events: Event) -> float | None:
+        """Time of all calls of some events, one after the other; None where nothing is known of the links."""
+        if self.cluster is None or not self.timed:
+            return None
+        return sum(event.calls * seconds(event, self.cluster) for event in events)
+
+    def seconds_by(self, by: str) -> dict[str, float | None]:
+        """Time of the payer's calls, added up as ``groups`` adds up bytes."""
+        sums: dict[str, list[Event]] = {}
+        for event in self._own_events():
+            (key,) = _alone(self.ledger, event).group(by, stage=self.payer_stage)
+            sums.setdefault(key, []).append(event)
+        return {key: self.seconds(*events) for key, events in sums.items()}
+
+    @property
+    def total_seconds(self) -> float | None:
+        """Time of all calls of the rank that pays, nothing hidden."""
+        return self.seconds(*self._own_events())
 
     @property
     def whole(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from meshcost.event import Totals
 from meshcost.formula import pretty
 from meshcost.report.bill import Bill, Line
+from meshcost.timing import CAVEAT
 
 #: Columns of the events, as in the JSON of a ledger.
 EVENT_COLUMNS = (
@@ -33,14 +34,29 @@ def as_dict(bill: Bill, by: str | None = None) -> dict[str, Any]:
     if by not in (None, "event"):
         return _sums(bill, str(by))
     if bill.whole:
-        return bill.ledger.to_dict()
+        return bill.ledger.to_dict() | _seconds(bill)
     part = bill.ledger.at_stage(bill.payer_stage).to_dict()
-    part |= _payer(bill) | {"totals": bill.totals.as_dict()}
+    part |= _payer(bill) | {"totals": bill.totals.as_dict()} | _seconds(bill)
     part["totals"] |= {
         f"by_{key}": {name: sums.as_dict() for name, sums in bill.groups(key).items()}
         for key in ("strategy", "op", "phase", "axis", "stage")
     }
     return part
+
+
+def _seconds(bill: Bill) -> dict[str, Any]:
+    """Seconds of each event, in the order of ``events``, where the links of a cluster are known."""
+    if not bill.timed or bill.cluster is None:
+        return {}
+    events = bill.ledger if bill.whole else bill.ledger.at_stage(bill.payer_stage)
+    return {
+        "seconds": {
+            "cluster": bill.cluster.name,
+            "caveat": CAVEAT,
+            "total": bill.total_seconds,
+            "events": [bill.seconds(event) for event in events],
+        }
+    }
 
 
 def _payer(bill: Bill) -> dict[str, int]:
@@ -69,7 +85,9 @@ def group_rows(bill: Bill, by: str) -> list[dict[str, Any]]:
 
 def event_rows(bill: Bill) -> list[dict[str, Any]]:
     """One row for each event, in the order in which bills list them."""
-    return [_event_row(line) for line in bill.lines]
+    if not bill.timed:
+        return [_event_row(line) for line in bill.lines]
+    return [_event_row(line) | {"seconds": bill.seconds(line.event)} for line in bill.lines]
 
 
 def _event_row(line: Line) -> dict[str, Any]:
@@ -93,7 +111,9 @@ def _event_row(line: Line) -> dict[str, Any]:
 def as_csv(bill: Bill, by: str | None = None) -> str:
     """The events, or sums ``by`` something, as CSV with a header."""
     rows = event_rows(bill) if by in (None, "event") else group_rows(bill, str(by))
-    columns = EVENT_COLUMNS if by in (None, "event") else tuple(rows[0]) if rows else (str(by), *_TOTALS)
+    timed = ("seconds",) if bill.timed else ()
+    events = (*EVENT_COLUMNS, *timed)
+    columns = events if by in (None, "event") else tuple(rows[0]) if rows else (str(by), *_TOTALS)
     return csv_text(columns, rows)
 
 

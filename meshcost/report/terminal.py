@@ -17,6 +17,7 @@ from meshcost.report import words
 from meshcost.report.bill import BETWEEN, INSIDE, Bill, Line
 from meshcost.report.grid import Column, Grid
 from meshcost.report.words import Glyphs, size
+from meshcost.timing import CAVEAT
 
 _HEAD, _STRATEGY, _TOTAL = "bold", "bold cyan", "bold"
 _INSIDE, _BETWEEN = "green", "yellow"
@@ -98,6 +99,8 @@ def _summary(bill: Bill, signs: Glyphs, width: int) -> Iterator[Text]:
     line = Text(f"One step, {bill.payer}: ")
     line.append(f"sends {size(totals.sent_bytes)}", _HEAD)
     line.append(f" in {words.plural(totals.calls, 'call')}")
+    if bill.timed:
+        line.append(f", {words.seconds(bill.total_seconds)} of communication with nothing hidden")
     yield line
     if totals.sent_bytes:
         yield from _bars(bill, signs, width)
@@ -160,21 +163,27 @@ def _spread(bill: Bill) -> Iterator[Text]:
 def _events(bill: Bill, signs: Glyphs, width: int, *, exact: bool) -> Iterator[Text]:
     mesh, wide = bill.ledger.mesh, width >= _WIDE
     staged = mesh.stages > 1 and bill.whole
-    grid = Grid(_columns(width, staged=staged), signs.line)
-    paid = bill.groups("strategy")
+    grid = Grid(_columns(width, staged=staged, timed=bill.timed), signs.line)
+    paid, times = bill.groups("strategy"), bill.seconds_by("strategy")
     for strategy, lines in groupby(bill.lines, key=lambda line: line.event.strategy):
         sums = paid.get(strategy, Totals())
         blank = ("",) * (7 if staged else 6)
-        grid.row(strategy, *blank, *_figures(sums, "", exact=exact), span=True, style=_STRATEGY)
+        figures = (*_figures(sums, "", exact=exact), *_time(bill, times.get(strategy)))
+        grid.row(strategy, *blank, *figures, span=True, style=_STRATEGY)
         for line in lines:
             grid.row(*_cells_of(line, bill, signs, wide=wide, staged=staged, exact=exact))
     grid.line()
     blank = ("",) * (7 if staged else 6)
-    grid.row(bill.payer, *blank, *_figures(bill.totals, "", exact=exact), span=True, style=_TOTAL)
+    figures = (*_figures(bill.totals, "", exact=exact), *_time(bill, bill.total_seconds))
+    grid.row(bill.payer, *blank, *figures, span=True, style=_TOTAL)
     yield from grid.fit(width)
 
 
-def _columns(width: int, *, staged: bool) -> list[Column]:
+def _time(bill: Bill, seconds: float | None) -> tuple[str, ...]:
+    return (words.seconds(seconds),) if bill.timed else ()
+
+
+def _columns(width: int, *, staged: bool, timed: bool) -> list[Column]:
     return [
         Column("#", style="dim"),
         Column("operation"),
@@ -189,6 +198,7 @@ def _columns(width: int, *, staged: bool) -> list[Column]:
         Column("sent", "right", style="bold"),
         Column("inside", "right", drop=4, style=_INSIDE),
         Column("between", "right", drop=3, style=_BETWEEN),
+        *([Column("time", "right", drop=2)] if timed else []),
     ]
 
 
@@ -204,6 +214,7 @@ def _cells_of(line: Line, bill: Bill, signs: Glyphs, *, wide: bool, staged: bool
         event.dtype,
         event.priced.algorithm,
         *_figures(line.totals, size(event.payload_bytes, exact=exact), exact=exact),
+        *_time(bill, bill.seconds(event)),
     ]
 
 
@@ -221,6 +232,8 @@ def _closing(bill: Bill) -> Iterator[Text]:
         + (" Sums count only what that one rank calls, not the rows of other stages." if staged else ""),
         style="dim",
     )
+    if bill.timed and bill.cluster is not None:
+        yield Text(f"Time: on {bill.cluster.name}. {CAVEAT}", style="dim")
     yield Text("The formula behind a row: meshcost explain JOB NUMBER", style="dim")
 
 

@@ -146,8 +146,8 @@ def _cells(row: Measurement, *, timed: bool) -> list[str]:
         "not counted" if measured is None else f"{measured:,}",
         _off(row),
         _word(row),
-        _seconds(row.seconds),
-        *([_seconds(row.predicted_seconds)] if timed else []),
+        words.seconds(row.seconds),
+        *([words.seconds(row.predicted_seconds)] if timed else []),
         _speed(row.algbw),
         _speed(row.busbw),
     ]
@@ -169,15 +169,6 @@ def _off(row: Measurement) -> str:
     if not row.off_bytes:
         return "0 B"
     return f"{row.off_bytes:+,} B ({100 * row.off_share:+.2g} %)"
-
-
-def _seconds(seconds: float | None) -> str:
-    if seconds is None:
-        return words.NOTHING
-    scale, unit = next(
-        (s, u) for s, u in ((1, "s"), (1e3, "ms"), (1e6, "us")) if seconds * s >= 1 or u == "us"
-    )
-    return f"{seconds * scale:.3g} {unit}"
 
 
 def _speed(bytes_per_second: float) -> str:

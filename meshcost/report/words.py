@@ -97,3 +97,15 @@ def plural(number: int, noun: str, nouns: str | None = None) -> str:
     ('1 node', '2,000 nodes', '2 batches')
     """
     return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
+
+
+def seconds(time: float | None) -> str:
+    """Write a time in s, ms or us with three significant digits.
+
+    >>> seconds(0.0763), seconds(2e-6), seconds(None), seconds(0)
+    ('76.3 ms', '2 us', '-', '-')
+    """
+    if not time:
+        return "-"
+    scale, unit = next((s, u) for s, u in ((1, "s"), (1e3, "ms"), (1e6, "us")) if time * s >= 1 or u == "us")
+    return f"{time * scale:.3g} {unit}"

@@ -167,7 +167,7 @@ def test_a_one_port_algorithm_uses_one_port_and_a_multi_port_one_more(name: str,
     most = max(max(both) for both in used)
     if algorithm.one_port:
         assert most <= 1
-    elif op not in ENDS and not algorithm.switch:
+    elif op not in ENDS:
         assert most > 1
 
 

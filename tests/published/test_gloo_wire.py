@@ -30,7 +30,7 @@ def predicted(op, ranks, tensor_bytes, rank):
     return traffic(op, rank, ranks=ranks, payload_bytes=tensor_bytes // step * step)
 
 
-@pytest.mark.parametrize(("op", "ranks", "tensor_bytes", "rank", "sent", "received"), cases())
+@pytest.mark.parametrize(("op", "ranks", "tensor_bytes", "rank", "sent", "received"), list(cases()))
 def test_gloo_sent_what_the_form_says(op, ranks, tensor_bytes, rank, sent, received):
     form = predicted(op.removesuffix("_list"), ranks, tensor_bytes, rank)
     store = STORE_BYTES_OF_RANK_0 if rank == 0 else STORE_BYTES

@@ -49,7 +49,7 @@ def assemble(
 
 def _leaf(item: Shaped, bias: bool) -> nn.Module:
     if item.weight.group in ("embedding", "position"):
-        return nn.Embedding(*item.shape)
+        return nn.Embedding(item.shape[0], item.shape[1])
     if len(item.shape) == 1:
         return nn.RMSNorm(item.shape[0])
     return nn.Linear(item.shape[1], item.shape[0], bias=bias)

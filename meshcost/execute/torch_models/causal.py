@@ -64,9 +64,7 @@ class CausalModel(nn.Module):
         return list(self.model.layers.values())
 
 
-def build(
-    model: Model, *, layers: range | None = None, first: bool = True, last: bool = True
-) -> CausalModel:
+def build(model: Model, *, layers: range | None = None, first: bool = True, last: bool = True) -> CausalModel:
     """Build a model of a family in ``BUILT_FAMILIES`` on the current default device; weights are not initialised.
 
     ``named_parameters()`` of the whole has the names, shapes and order of ``model.weights()``; weights that do not train
@@ -122,7 +120,7 @@ def _tie(made: CausalModel, model: Model, first: bool) -> None:
     rows, width = (model.number(x) for x in model.before[0].shape)
     head = nn.Linear(width, rows, bias=False)
     if first:
-        head.weight = made.model.get_submodule("embed_tokens").weight
+        head.weight = made.get_parameter("model.embed_tokens.weight")
     made.lm_head = head
 
 

@@ -66,7 +66,7 @@ class Routed(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Work on (batch, sequence, width)."""
         tokens = x.flatten(0, -2)
-        number, width = tokens.shape
+        number = tokens.shape[0]
         capacity = -(-number * self.top // self.count)
         scores = self.gate(tokens).softmax(dim=-1)[:, : self.top]
         copies = (tokens.unsqueeze(1) * scores.unsqueeze(-1).to(tokens.dtype)).flatten(0, 1)
@@ -76,7 +76,7 @@ class Routed(nn.Module):
         for name in ("shared_experts", "shared_expert"):
             if name in self._modules:
                 back = back + self._shared(name, tokens)
-        return back.view(x.shape[:-1] + (width,))
+        return back.view(x.shape)
 
     def _shared(self, name: str, tokens: torch.Tensor) -> torch.Tensor:
         made: torch.Tensor = self.get_submodule(name)(tokens)

@@ -1,0 +1,136 @@
+"""Recording a person's own script without changing it.
+
+    python -m meshcost.execute.record_script --out FOLDER [--step N] train.py ARGUMENTS
+
+Run like this, or put by ``recorded_command`` in place of the script behind torchrun or any other launcher, it runs the
+script under the recorder and leaves ``rank-0.json`` and so on in the folder, one for each process.
+"""
+
+# A launcher runs this file by its path. Python then looks for modules beside it first, where ``trace`` is not the
+# standard library's: so nothing may be imported before that place is out of the way.
+import sys
+
+if __name__ == "__main__":
+    sys.path.pop(0)
+
+import argparse
+import os
+import runpy
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from meshcost.errors import ExecutionError
+
+if TYPE_CHECKING:
+    from meshcost.execute.recording import Recording
+
+#: Modules that launch a script and are not one.
+LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+
+
+def record_command(
+    command: Sequence[str], folder: str | Path, *, step: int | None = None
+) -> "dict[int, Recording]":
+    """Run a command that trains (``torchrun ... train.py``, ``python train.py``) and return what each rank called.
+
+    The files stay in ``folder``. Without ``step``, it is the last step whose calls are those of the step before it.
+    Raises ExecutionError if the command names no script, fails, or leaves no recording.
+    """
+    from meshcost.execute.recording_compare import read_recordings
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("rank-*.json"):
+        old.unlink()
+    done = subprocess.run(recorded_command(command, folder, step=step), check=False)
+    if done.returncode:
+        raise ExecutionError(f"record: {command[0]} ended with status {done.returncode}.")
+    recordings: dict[int, Recording] = {}
+    for path in folder.glob("rank-*.json"):
+        recordings |= read_recordings(path)
+    if not recordings:
+        raise ExecutionError(f"record: {command[0]} ran, but no process of it left a recording.")
+    return dict(sorted(recordings.items()))
+
+
+def recorded_command(command: Sequence[str], folder: str | Path, *, step: int | None = None) -> list[str]:
+    """Put this recorder in front of the script that a command runs.
+
+    >>> made = recorded_command(["torchrun", "--nproc-per-node", "2", "-m", "mine.train", "--lr", "1"], "out")
+    >>> made[:3], made[4:]
+    (['torchrun', '--nproc-per-node', '2'], ['--out', 'out', '--module', 'mine.train', '--lr', '1'])
+    """
+    options = [str(Path(__file__).resolve()), "--out", str(folder)]
+    if step is not None:
+        options += ["--step", str(step)]
+    parts = list(command)
+    for place, part in enumerate(parts):
+        if part.endswith(".py") and Path(part).is_file():
+            return [*parts[:place], *options, *parts[place:]]
+    for place, (part, module) in enumerate(pairwise(parts)):
+        if part in ("-m", "--module") and module not in LAUNCHERS:
+            return [*parts[:place], *options, "--module", *parts[place + 1 :]]
+    raise ExecutionError(
+        f"record: {' '.join(parts) or 'the command'} names no script that exists, and no module."
+    )
+
+
+def run_script(
+    script: str, arguments: Sequence[str], folder: Path, *, module: bool = False, step: int | None = None
+) -> None:
+    """Run a script or a module in this process under the recorder and write the recording, whatever ends it."""
+    from meshcost.execute.record import record
+
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, "" if module else str(Path(script).resolve().parent))
+    with record() as recorder:
+        try:
+            if module:
+                runpy.run_module(script, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(script, run_name="__main__")
+        finally:
+            recording = recorder.recording
+            if not recording.calls:
+                recording = replace(
+                    recording,
+                    rank=int(os.environ.get("RANK", "0")),
+                    world_size=int(os.environ.get("WORLD_SIZE", "1")),
+                )
+            chosen(recording, step).save(folder / f"rank-{recording.rank}.json")
+
+
+def chosen(recording: "Recording", step: int | None = None) -> "Recording":
+    """Keep one step: the one that is asked for, or one of the steady state. ``about`` says which and of how many."""
+    steps = recording.steps
+    steady = recording.steady_step
+    number = step if step is not None else steady if steady is not None else max(steps, default=0)
+    kept = recording.at_step(number)
+    about = {**kept.about, "steps": len(steps), "steady": number == steady}
+    return replace(kept, about=about)
+
+
+def main() -> None:
+    """Read the command line and run the script."""
+    parser = argparse.ArgumentParser(
+        prog="record_script", description="Run a training script under the recorder."
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder for rank-0.json and so on")
+    parser.add_argument("--step", type=int, help="the step to keep; without it one of the steady state")
+    parser.add_argument("--module", action="store_true", help="the script is the name of a module")
+    parser.add_argument("script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    run_script(given.script, given.arguments, given.out, module=given.module, step=given.step)
+
+
+if __name__ == "__main__":
+    main()

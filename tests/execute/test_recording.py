@@ -1,0 +1,172 @@
+"""Recordings as data: reading, writing, comparing."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from meshcost.errors import LedgerError
+from meshcost.execute.recording import Recording, RecordedCall, axes_of
+from meshcost.execute.recording_compare import (
+    NotTheSame,
+    assert_same,
+    differences,
+    first_out_of_order,
+    text_of,
+)
+from meshcost.execute.recording_truth import read_phase, read_truth
+from meshcost.job import Job, analyze
+from meshcost.mesh import Mesh
+
+GATHER = RecordedCall("all_gather", (0, 1, 2, 3), 2, 8, "bf16", "forward", "layers.0", axes=("data",))
+REDUCE = RecordedCall("all_reduce", (0, 1), 4, 4, "fp32", "clip", reduce_op="sum", raw="c10d.allreduce_")
+SEND = RecordedCall("send", (0, 2), 4, 0, "int32", "setup")
+STEPS = Recording(
+    0, 4, (SEND, *(replace(call, step=step) for step in (0, 1, 2) for call in (GATHER, REDUCE)))
+)
+
+
+def test_json_gives_the_same_recording_back(tmp_path):
+    assert Recording.from_dict(json.loads(json.dumps(STEPS.to_dict()))) == STEPS
+    STEPS.save(tmp_path / "step.json")
+    assert Recording.from_dict(json.loads((tmp_path / "step.json").read_text())) == STEPS
+
+
+@pytest.mark.parametrize(
+    "broken", [{}, [], {"meshcost_recording": 2}, {**STEPS.to_dict(), "calls": [{"op": 1}]}]
+)
+def test_anything_else_is_refused(broken):
+    with pytest.raises(LedgerError):
+        Recording.from_dict(broken)
+
+
+def test_a_steady_step_is_the_last_that_repeats_the_one_before():
+    assert STEPS.steady_step == 2
+    assert STEPS.steady().calls == (replace(GATHER, step=2), replace(REDUCE, step=2))
+    changed = replace(STEPS, calls=(*STEPS.calls, replace(GATHER, step=3)))
+    assert changed.steady_step == 2
+    assert replace(STEPS, calls=STEPS.calls[:3]).steady_step is None
+
+
+def test_a_ledger_of_a_recording_counts_by_kind():
+    ledger = STEPS.to_ledger(Mesh({"data": 4}))
+    assert [(x.op, x.axes, x.phase, x.payload_bytes, x.calls) for x in ledger] == [
+        ("send", ("data",), "forward", 4, 1),
+        ("all_gather", ("data",), "forward", 8, 3),
+        ("all_reduce", ("ranks 0,1",), "optimizer", 4, 3),
+    ]
+    assert ledger.compare(STEPS.to_ledger(Mesh({"data": 4}))) == ()
+    fewer = replace(STEPS, calls=STEPS.calls[:-2]).to_ledger(Mesh({"data": 4}))
+    assert [(x.op, x.calls, x.other_calls) for x in ledger.compare(fewer)] == [
+        ("all_gather", 3, 2), ("all_reduce", 3, 2),
+    ]  # fmt: skip
+
+
+def test_groups_are_named_by_the_fewest_axes():
+    mesh = Mesh({"tensor": 2, "data": 2, "pipeline": 2})
+    assert axes_of(mesh, 0, (0, 1)) == ("tensor",)
+    assert axes_of(mesh, 3, (1, 3)) == ("data",)
+    assert axes_of(mesh, 0, (0, 1, 2, 3)) == ("tensor", "data")
+    assert axes_of(mesh, 0, (4, 0), pair=True) == ("pipeline",)
+    assert axes_of(mesh, 0, (0, 3)) == axes_of(mesh, 0, (0,)) == axes_of(mesh, 0, (-1, 9)) == ()
+    assert axes_of(Mesh({"data": 8}, {"expert": 4, "expert_data": 2}), 0, (0, 1, 2, 3)) == ("expert",)
+
+
+def test_phases_of_others_are_read():
+    assert read_phase("s12a3fwd") == (12, 3, "forward")
+    assert read_phase("s0METABst2") == (0, None, "backward")
+    assert read_phase("s1B3st0") == (1, 3, "backward")
+    assert [read_phase(text)[2] for text in ("init", "s0pp", "s1opt", "s0loss", "clip_g0")] == [
+        "setup", "", "optimizer", "forward", "clip",
+    ]  # fmt: skip
+    with pytest.raises(LedgerError, match="sideways"):
+        read_phase("sideways")
+
+
+def test_places_in_a_group_of_others_become_ranks():
+    call = {
+        "in_bytes": 4,
+        "out_bytes": 0,
+        "dtype": "float32",
+        "phase": "s0",
+        "raw": "c10d.send",
+        "ranks": [1, 5],
+    }
+    calls = [{**call, "op": "send", "dst": 1}, {**call, "op": "broadcast", "root_rank": 1}]
+    recording = read_truth({"config": {"world": 8}, "ranks": {"1": calls}})[1]
+    assert [(x.ranks, x.root, x.dtype) for x in recording] == [((1, 5), None, "fp32"), ((1, 5), 5, "fp32")]
+    with pytest.raises(LedgerError):
+        read_truth({"ranks": {}})
+
+
+def test_differences_count_both_sides_and_say_the_likely_reason():
+    found = differences(STEPS, STEPS.calls[:-1])
+    assert [(x.op, x.predicted, x.observed) for x in found] == [("all_reduce", 3, 2)]
+    padded = replace(GATHER, out_bytes=200), replace(GATHER, out_bytes=208)
+    assert "padding" in differences(padded[:1], padded[1:])[0].reason
+    (vote,) = differences((), (SEND,))
+    assert "first step" in vote.reason
+    assert "observed 1    <-- pipelining" in text_of([vote], "toy")
+
+
+def test_a_side_without_clipping_or_phases_can_be_compared():
+    assert differences([REDUCE], [replace(REDUCE, phase="optimizer")]) == ()
+    assert differences([REDUCE], [replace(REDUCE, phase="")]) == ()
+    assert len(differences([REDUCE], [replace(REDUCE, phase="backward")])) == 2
+
+
+def test_the_order_is_compared_call_by_call():
+    assert first_out_of_order([GATHER, REDUCE], [GATHER, REDUCE]) is None
+    assert first_out_of_order([GATHER, REDUCE], [REDUCE, GATHER]) == 0
+    assert first_out_of_order([GATHER, REDUCE], [GATHER]) == 1
+
+
+def test_assert_same_passes_for_the_same_and_fails_for_more(tmp_path, monkeypatch):
+    path = tmp_path / "step.json"
+    with pytest.raises(NotTheSame, match="MESHCOST_UPDATE=1"):
+        assert_same(STEPS, path)
+    monkeypatch.setenv("MESHCOST_UPDATE", "1")
+    assert_same(STEPS, path)
+    monkeypatch.delenv("MESHCOST_UPDATE")
+    assert_same(STEPS, path)
+    more = replace(STEPS, calls=(*STEPS.calls, REDUCE))
+    with pytest.raises(AssertionError, match="predicted 3   observed 4"):
+        assert_same(more, path)
+    assert_same(more, path, tolerance=0.34)
+    with pytest.raises(NotTheSame, match="33"):
+        assert_same(more, path, tolerance=0.33)
+
+
+def test_assert_same_compares_ranks_with_ranks(tmp_path, monkeypatch):
+    monkeypatch.setenv("MESHCOST_UPDATE", "1")
+    both = {0: STEPS, 1: replace(STEPS, rank=1)}
+    assert_same(both, tmp_path / "both.json")
+    monkeypatch.delenv("MESHCOST_UPDATE")
+    assert_same(both, tmp_path / "both.json")
+    with pytest.raises(NotTheSame, match="ranks"):
+        assert_same({0: STEPS}, tmp_path / "both.json")
+
+
+def test_assert_same_holds_a_ledger_against_a_ledger(tmp_path):
+    batch = {"sequence": 64, "global_batch": 8}
+    ledger = analyze(Job(model="gpt2", parallel={"data": 4}, batch=batch))
+    (tmp_path / "bill.json").write_text(json.dumps(ledger.to_dict()))
+    assert_same(ledger, tmp_path / "bill.json")
+    zero = analyze(Job(model="gpt2", parallel={"data": {"strategy": "zero3", "size": 4}}, batch=batch))
+    with pytest.raises(NotTheSame, match="all_gather"):
+        assert_same(zero, tmp_path / "bill.json")
+
+
+def test_the_log_joins_equal_calls():
+    log = replace(STEPS, calls=(GATHER, GATHER)).log()
+    assert log.splitlines()[1].split() == [
+        "forward",
+        "2",
+        "x",
+        "all_gather",
+        "8",
+        "B",
+        "bf16",
+        "data",
+        "layers.0",
+    ]
