@@ -20,7 +20,19 @@ from meshcost.unroll import Call, Unroller, group_of
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["OPERATIONS", "PHASES", "Call", "Difference", "Event", "Ledger", "Phase", "Price", "Run", "Site", "Totals"]
+__all__ = [
+    "OPERATIONS",
+    "PHASES",
+    "Call",
+    "Difference",
+    "Event",
+    "Ledger",
+    "Phase",
+    "Price",
+    "Run",
+    "Site",
+    "Totals",
+]
 
 
 @dataclass(frozen=True, slots=True)

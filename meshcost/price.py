@@ -140,16 +140,17 @@ def _pattern(algorithm: Algorithm, op: str, ranks: int) -> Pattern:
 def _runs(event: Event, algorithm: Algorithm) -> tuple[Run, ...]:
     """Runs of positions that send and receive alike; empty where all do.
 
-    Where all ranks do the same with their own chunk and those of their neighbours, chunks differ in size at one place
-    only; far from that place and from both ends all are alike.
+    Where all ranks do the same, and with chunks near their own only, chunks differ in size at one place; far from that
+    place and from both ends the amounts are one.
     """
     op, size = event.op, event.group_size
     if op in ("send", "recv"):
         return ()
     elements = event.payload_bytes // event.item_bytes
-    alike = isinstance(_pattern(algorithm, op, size), str) and op not in ("broadcast", "reduce")
+    alike = op in algorithm.alike
     if alike and algorithm.even(op, size, elements):
         return ()
+    alike &= isinstance(_pattern(algorithm, op, size), str)
     edge = elements % size
     near = {at % size for place in (0, edge) for at in range(place - 3, place + 4)}
     runs: list[Run] = []

@@ -81,7 +81,8 @@ class Algorithm(ABC):
     ``forms`` and ``moved`` are closed: what the busiest rank, and what each rank moves. ``moves`` is the schedule. Laws
     hold the two against each other. ``one_port`` says that no rank sends or receives two messages in one round;
     ``least_bytes`` and ``least_rounds`` name the operations in which no algorithm can do better, for any number of
-    ranks; with ``switch``, a switch adds and copies.
+    ranks; with ``switch``, a switch adds and copies. In the operations of ``alike`` all ranks do the same, so that with
+    equal cells one speaks for all.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Algorithm(ABC):
     switch: bool = False
     least_bytes: frozenset[str] = frozenset()
     least_rounds: frozenset[str] = frozenset()
+    alike: frozenset[str] = frozenset()
 
     @property
     @abstractmethod

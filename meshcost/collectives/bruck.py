@@ -36,7 +36,7 @@ class Bruck(Algorithm):
             "barrier": Form(NOTHING, NOTHING, NOTHING, _ROUNDS),
         }
     )
-    least_rounds = frozenset(forms)
+    least_rounds = alike = frozenset(forms)
 
     def moved(self, op: str, at: int, ranks: int, cells: Cells) -> tuple[int, int]:
         """Count what passes through a rank, round by round."""

@@ -55,6 +55,7 @@ class Direct(Algorithm):
         }
     )
     least_rounds = frozenset(forms)
+    alike = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "recv", "barrier"})
 
     def moved(self, op: str, at: int, ranks: int, cells: Cells) -> tuple[int, int]:
         """Count messages pair by pair; position 0 is the root. Of a message, each position is the end that is asked for."""

@@ -63,7 +63,7 @@ class Hierarchical(OnNodes):
     source = (
         "Jia et al. 2018, section 3.2; stas00/ml-engineering, network/README.md; NCCL CollNet and NVLS trees"
     )
-    least_bytes = frozenset({"all_reduce"})
+    least_bytes = alike = frozenset({"all_reduce"})
 
     @cached_property
     def forms(self) -> Mapping[str, Form]:

@@ -35,6 +35,7 @@ class Nvls(Algorithm):
             "all_reduce": Form(_BOTH_WAYS, _BOTH_WAYS, total=S * (n + 1), rounds=2 * _TWO),
         }
     )
+    alike = frozenset(forms)
     least_rounds = frozenset({"reduce_scatter", "all_gather"})
 
     def splits(self, op: str) -> bool:

@@ -30,7 +30,7 @@ class Pairwise(Algorithm):
 
     name = "pairwise"
     source = "MPICH source comments, as in Thakur, Rabenseifner and Gropp 2005, section 4.4"
-    least_bytes = frozenset({"all_to_all", "reduce_scatter"})
+    least_bytes = alike = frozenset({"all_to_all", "reduce_scatter"})
     forms = MappingProxyType(
         {
             "all_to_all": Form(_SENT, _SENT, total=S * (n - 1), rounds=n - 1),

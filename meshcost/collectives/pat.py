@@ -34,7 +34,7 @@ class Pat(Algorithm):
 
     name = "pat"
     source = "NCCL src/include/collectives.h (PatAGAlgorithm, PatRSAlgorithm); Jeaugey 2025, arXiv 2506.20252"
-    least_bytes = frozenset({"all_gather", "reduce_scatter"})
+    least_bytes = alike = frozenset({"all_gather", "reduce_scatter"})
 
     @cached_property
     def forms(self) -> dict[str, Form]:

@@ -72,7 +72,10 @@ class Rabenseifner(Algorithm):
             yield _exchange(ranks, 2**k, halve=True)
         if op == "reduce":
             for messages in TREE.moves("gather", len(cells)):
-                yield [Move(fold.rank_of(x.source, ranks), fold.rank_of(x.target, ranks), x.cells) for x in messages]
+                yield [
+                    Move(fold.rank_of(x.source, ranks), fold.rank_of(x.target, ranks), x.cells)
+                    for x in messages
+                ]
             return
         for k in rounds:
             yield _exchange(ranks, 2**k, halve=False)

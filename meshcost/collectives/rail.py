@@ -27,6 +27,8 @@ class Rail(OnNodes):
     name = "rail"
     source = "NCCL 2.12 release notes (PXN, rail-local aggregation); DeepSeek-V3 report 2024, section 3.2.2"
 
+    alike = frozenset({"all_to_all"})
+
     @cached_property
     def forms(self) -> Mapping[str, Form]:
         """Inside the node, then along the rail; pairwise on both."""

@@ -29,7 +29,7 @@ class RecursiveDoubling(Algorithm):
 
     name = "recursive_doubling"
     source = "MPICH source comments, as in Thakur, Rabenseifner and Gropp 2005, sections 4.1 and 4.5"
-    least_bytes = frozenset({"barrier"})
+    least_bytes = alike = frozenset({"barrier"})
     forms = MappingProxyType(
         {
             "all_reduce": Form(_WHOLE, _WHOLE, S * (CORE * DOUBLINGS + 2 * LEFT), _ROUNDS, added=_WHOLE),

@@ -29,6 +29,7 @@ class Ring(Algorithm):
     name = "ring"
     source = "Patarasuk and Yuan 2009; MPICH source comments, as in Thakur, Rabenseifner and Gropp 2005"
     least_bytes = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"})
+    alike = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
     forms = MappingProxyType(
         {
             "all_reduce": _SCATTER + _GATHER,

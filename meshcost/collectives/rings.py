@@ -33,7 +33,7 @@ class Rings(Algorithm):
         "several rings: NCCL channels (src/graph); both directions: Jain and Sabharwal 2010, as in TPU tori"
     )
     one_port = False
-    least_bytes = frozenset(_OPS)
+    least_bytes = alike = frozenset(_OPS)
 
     @cached_property
     def forms(self) -> dict[str, Form]:

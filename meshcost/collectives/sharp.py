@@ -35,6 +35,7 @@ class Sharp(Algorithm):
         }
     )
     least_rounds = frozenset(forms)
+    alike = frozenset({"all_reduce", "barrier"})
 
     def moved(self, op: str, at: int, ranks: int, cells: Cells) -> tuple[int, int]:
         """Once up, once down, for whoever gives or takes."""

@@ -39,6 +39,7 @@ class Tree(Algorithm):
     source = "MPICH source comments, as in Thakur, Rabenseifner and Gropp 2005, section 4"
     least_bytes = frozenset({"gather", "scatter", "barrier"})
     least_rounds = frozenset({"broadcast", "reduce", "gather", "scatter"})
+    alike = frozenset({"barrier"})
     forms = MappingProxyType(
         {
             "broadcast": _DOWN,

@@ -73,8 +73,8 @@ class Member:
         done.run()
         self._synchronize()
         correct = done.check()
-        self.tell({"ready": number})
         self._suffer(case.op)
+        self.tell({"ready": number})
         moved, seconds = self._count(f"{number}", case.members, done.run, iterations)
         return {
             "chosen": own_choice(),
@@ -89,8 +89,8 @@ class Member:
         everybody = tuple(range(world))
         groups = [self.group(everybody if case.op == "send_recv" else case.members) for case in cases]
         player = Player(self.rank, cases, groups, self.device)
-        self.tell({"ready": number})
         self._suffer("step")
+        self.tell({"ready": number})
         moved, seconds = self._count(f"{number}", everybody, lambda: player.run(order), 1)
         return {"correct": True, "seconds": seconds, "sent": moved.sent, "received": moved.received}
 

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn import functional
@@ -50,6 +49,8 @@ def make_optimizer(
         name: getattr(options, name) for name in ("foreach", "fused") if getattr(options, name) is not None
     }
     if job.parallel.data.strategy == "zero1":
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
         made: torch.optim.Optimizer = ZeroRedundancyOptimizer(
             weights,
             optimizer_class=kind,

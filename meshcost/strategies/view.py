@@ -283,7 +283,9 @@ class View:
         site = Site("micro_batch" if every_micro_batch else "step", order)
         yield from self._event(draft, sym.m if every_micro_batch else Integer(1), site, where)
 
-    def at_boundary(self, draft: Draft, count: Expr, stages: tuple[int, ...], *, order: int) -> Iterator[Event]:
+    def at_boundary(
+        self, draft: Draft, count: Expr, stages: tuple[int, ...], *, order: int
+    ) -> Iterator[Event]:
         """Place a draft between two pipeline stages."""
         yield from self._event(draft, count, Site("boundary", (order,)), Stage(stages, (), self.values))
 

@@ -23,8 +23,6 @@ def meshcost_same(request: pytest.FixtureRequest) -> Callable[..., None]:
 
     def same(observed: Any, path: str | Path | None = None, tolerance: float = 0) -> None:
         name = request.node.name.replace("/", "_").replace("[", "-").rstrip("]")
-        meshcost.assert_same(
-            observed, path or request.path.parent / f"{name}.json", tolerance
-        )
+        meshcost.assert_same(observed, path or request.path.parent / f"{name}.json", tolerance)
 
     return same

@@ -37,7 +37,9 @@ def run(command: str) -> str:
 
 def blocks(pattern: re.Pattern[str]) -> list[tuple[Path, re.Match[str]]]:
     """Find the blocks of one kind in all documents."""
-    return [(path, match) for path in DOCUMENTS for match in pattern.finditer(path.read_text(encoding="utf-8"))]
+    return [
+        (path, match) for path in DOCUMENTS for match in pattern.finditer(path.read_text(encoding="utf-8"))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -47,13 +49,19 @@ def test_command_prints_what_the_document_says(path: Path, match: re.Match[str])
     output = run(match["command"])
     if os.environ.get("UPDATE_DOCS"):
         text = path.read_text(encoding="utf-8")
-        path.write_text(text.replace(match[0], f"```console\n$ {match['command']}\n{output}```"), encoding="utf-8")
+        path.write_text(
+            text.replace(match[0], f"```console\n$ {match['command']}\n{output}```"), encoding="utf-8"
+        )
     else:
         assert output == match["output"]
 
 
-@pytest.mark.parametrize(("path", "match"), [pytest.param(p, m, id=f"{p.name}:{m.start()}") for p, m in blocks(PYTHON)])
-def test_python_in_the_document_runs(path: Path, match: re.Match[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("path", "match"), [pytest.param(p, m, id=f"{p.name}:{m.start()}") for p, m in blocks(PYTHON)]
+)
+def test_python_in_the_document_runs(
+    path: Path, match: re.Match[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(ROOT)
     with contextlib.redirect_stdout(io.StringIO()):
         exec(compile(match["code"], str(path), "exec"), {})

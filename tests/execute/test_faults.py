@@ -48,11 +48,9 @@ def _nobody_is_left():
 
 def failing(fault, operations=("broadcast", "all_reduce"), **settings):
     start, rows = time.monotonic(), []
+    asked = Settings(timeout=TIMEOUT, iterations=1, fault=fault, **settings)
     with pytest.raises(ExecutionError) as caught:
-        for row in verify(
-            cases(operations, [3], [4800]), Settings(timeout=TIMEOUT, iterations=1, fault=fault, **settings)
-        ):
-            rows.append(row)  # noqa: PERF402 - what came before the error counts
+        rows.extend(verify(cases(operations, [3], [4800]), asked))
     assert time.monotonic() - start < LIMIT
     assert len(caught.value.problems) == 1
     return str(caught.value), rows
@@ -62,7 +60,10 @@ def failing(fault, operations=("broadcast", "all_reduce"), **settings):
     ("kind", "said"),
     [
         ("SIGKILL", "rank 2 was ended by SIGKILL in all_reduce of 4.8 kB over 3 ranks."),
-        ("raise", "rank 2 failed in all_reduce of 4.8 kB over 3 ranks: RuntimeError: a fault that was asked for."),
+        (
+            "raise",
+            "rank 2 failed in all_reduce of 4.8 kB over 3 ranks: RuntimeError: a fault that was asked for.",
+        ),
         ("hang", "rank 2 did not come to all_reduce of 4.8 kB over 3 ranks within 6 s"),
         ("SIGBUS", "--shm-size"),
     ],
@@ -98,12 +99,15 @@ def test_a_full_disk():
 
 
 def test_too_little_shared_memory():
-    said = sentence_of(1, "RuntimeError: unable to write to file: No space left on device (28)", "all_reduce over 2 ranks")
+    said = sentence_of(
+        1, "RuntimeError: unable to write to file: No space left on device (28)", "all_reduce over 2 ranks"
+    )
     assert said.startswith("rank 1 failed in all_reduce over 2 ranks: shared memory is too small.")
 
 
 def test_the_cause_is_named_and_not_what_followed_from_it():
-    trouble = Trouble("all_reduce", 5, lost_peer={0: "Connection closed by peer", 1: "Broken pipe"}, raised={2: "ValueError: no"})
+    lost = {0: "Connection closed by peer", 1: "Broken pipe"}
+    trouble = Trouble("all_reduce", 5, lost_peer=lost, raised={2: "ValueError: no"})
     assert explain(trouble) == "rank 2 failed in all_reduce: ValueError: no."
     trouble.ended = {3: -9}
     assert explain(trouble).startswith("rank 3 was ended by SIGKILL")

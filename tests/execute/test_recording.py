@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from meshcost.errors import LedgerError
-from meshcost.execute.recording import Recording, RecordedCall, axes_of
+from meshcost.execute.recording import RecordedCall, Recording, axes_of
 from meshcost.execute.recording_compare import (
     NotTheSame,
     assert_same,

@@ -92,5 +92,5 @@ def test_frozen_weights_need_no_gradient():
 
 
 def test_another_family_is_refused_with_the_ones_that_are_known():
-    with pytest.raises(ModelError, match="bloom.*llama"):
+    with pytest.raises(ModelError, match=r"bloom.*llama"):
         build(read_model("bloom-560m"))

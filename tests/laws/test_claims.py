@@ -13,7 +13,8 @@ DENSE, EXPERTS = "llama-3-8b", "mixtral-8x7b"
 
 LAYOUTS = {
     "data": [
-        (DENSE, {"data": {"strategy": strategy, "size": 4}}) for strategy in ("ddp", "zero1", "zero2", "zero3", "fsdp")
+        (DENSE, {"data": {"strategy": strategy, "size": 4}})
+        for strategy in ("ddp", "zero1", "zero2", "zero3", "fsdp")
     ],
     "tensor": [(DENSE, {"tensor": {"size": 4, "sequence_parallel": split}}) for split in (False, True)],
     "pipeline": [
@@ -23,7 +24,10 @@ LAYOUTS = {
         (DENSE, {"context": {"size": 4, "method": method}}) for method in ("ring", "all_gather", "ulysses")
     ],
     "expert": [
-        (EXPERTS, {"data": 4, "tensor": {"size": 2, "sequence_parallel": split}, "expert": {"size": 4, **more}})
+        (
+            EXPERTS,
+            {"data": 4, "tensor": {"size": 2, "sequence_parallel": split}, "expert": {"size": 4, **more}},
+        )
         for split, more in ((True, {}), (False, {"expert_tensor": 1}))
     ],
     "scalars": [(DENSE, {"data": {"strategy": "fsdp", "size": 4}})],

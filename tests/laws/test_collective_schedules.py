@@ -101,7 +101,11 @@ def test_what_is_counted_is_the_closed_form(name: str, op: str):
         for algorithm in variants(name, ranks):
             steps = made(algorithm, op, ranks)
             for elements in amounts(algorithm, op, ranks):
-                check(algorithm, replace(steps, cell_elements=algorithm.cells(op, ranks, elements).sizes()), elements)
+                check(
+                    algorithm,
+                    replace(steps, cell_elements=algorithm.cells(op, ranks, elements).sizes()),
+                    elements,
+                )
 
 
 def check(algorithm: Algorithm, steps: Steps, elements: int) -> None:
@@ -150,7 +154,9 @@ def test_any_chunking_is_counted_as_the_closed_form_says(name: str, op: str, ran
 @every_case
 @FEW
 @given(ranks=st.integers(34, 56), elements=st.integers(0, 10**9), data=st.data())
-def test_larger_groups_keep_the_promise_too(name: str, op: str, ranks: int, elements: int, data: st.DataObject):
+def test_larger_groups_keep_the_promise_too(
+    name: str, op: str, ranks: int, elements: int, data: st.DataObject
+):
     algorithm = data.draw(st.sampled_from(list(variants(name, ranks))))
     steps = algorithm.steps(op, ranks, elements)
     check(algorithm, steps, elements)
@@ -169,6 +175,17 @@ def test_a_one_port_algorithm_uses_one_port_and_a_multi_port_one_more(name: str,
         assert most <= 1
     elif op not in ENDS:
         assert most > 1
+
+
+@every_case
+def test_ranks_are_alike_where_they_are_said_to_be(name: str, op: str):
+    """With equal cells; for the ends of a message it means the position that is asked for."""
+    same = True
+    for ranks in range(2, 34):
+        for algorithm in variants(name, ranks):
+            chunks, pieces = algorithm.cut(op, ranks)
+            same &= len(set(algorithm.by_position(op, ranks, 4 * chunks * pieces))) == 1
+    assert same == (op in ALGORITHMS[name].alike)
 
 
 @pytest.mark.parametrize(("name", "op"), GROUPS)
@@ -213,7 +230,10 @@ def test_a_schedule_without_one_of_its_messages_is_noticed(name: str, op: str):
             rounds = (*steps.rounds[:number], fewer, *steps.rounds[number + 1 :])
             try:
                 found = replay(replace(steps, rounds=tuple(x for x in rounds if x)))
-                kept = all({cell: rank.get(cell) for cell in row} == row for rank, row in zip(found, after, strict=False))
+                kept = all(
+                    {cell: rank.get(cell) for cell in row} == row
+                    for rank, row in zip(found, after, strict=False)
+                )
             except MeshcostError:
                 kept = False
             redundant += kept
@@ -228,7 +248,12 @@ def test_a_schedule_without_one_of_its_messages_is_noticed(name: str, op: str):
 
 
 SWAP = Steps(
-    "all_reduce", 2, (4,), (frozenset({0}),) * 2, ((0,), (0,)), ((Message(0, 1, (0,), True), Message(1, 0, (0,), True)),)
+    "all_reduce",
+    2,
+    (4,),
+    (frozenset({0}),) * 2,
+    ((0,), (0,)),
+    ((Message(0, 1, (0,), True), Message(1, 0, (0,), True)),),
 )
 HALF = (Message(0, 1, (0,), True),)
 
@@ -237,15 +262,33 @@ HALF = (Message(0, 1, (0,), True),)
     ("broken", "said"),
     [
         (replace(SWAP, rounds=(SWAP.rounds[0], ())), r"round 1: nobody sends"),
-        (replace(SWAP, rounds=SWAP.rounds * 2), r"round 1: 0 -> 1, cells 0, add adds a contribution to cell 0 twice"),
+        (
+            replace(SWAP, rounds=SWAP.rounds * 2),
+            r"round 1: 0 -> 1, cells 0, add adds a contribution to cell 0 twice",
+        ),
         (replace(SWAP, rounds=(HALF * 2,)), r"adds a contribution to cell 0 twice"),
         (replace(SWAP, rounds=((Message(0, 0, (0,), True),),)), r"rank 0 sends to itself"),
-        (replace(SWAP, rounds=((Message(0, 1, (1,), False),),)), r"sends cell 1, which its source does not hold"),
-        (replace(SWAP, rounds=((*HALF, Message(0, 1, (0,), False)),)), r"two messages write cell 0 of rank 1"),
-        (replace(SWAP, rounds=((Message(0, 1, (0,), False), *HALF),)), r"two messages write cell 0 of rank 1"),
+        (
+            replace(SWAP, rounds=((Message(0, 1, (1,), False),),)),
+            r"sends cell 1, which its source does not hold",
+        ),
+        (
+            replace(SWAP, rounds=((*HALF, Message(0, 1, (0,), False)),)),
+            r"two messages write cell 0 of rank 1",
+        ),
+        (
+            replace(SWAP, rounds=((Message(0, 1, (0,), False), *HALF),)),
+            r"two messages write cell 0 of rank 1",
+        ),
         (replace(SWAP, rounds=((Message(0, 1, (0,), False),) * 2,)), r"two messages write cell 0 of rank 1"),
-        (replace(SWAP, start=(frozenset({0}), frozenset())), r"round 0: 1 -> 0.* sends cell 0, which its source"),
-        (replace(SWAP, start=(frozenset({0}), frozenset()), rounds=(HALF,)), r"adds to cell 0, which the target does not"),
+        (
+            replace(SWAP, start=(frozenset({0}), frozenset())),
+            r"round 0: 1 -> 0.* sends cell 0, which its source",
+        ),
+        (
+            replace(SWAP, start=(frozenset({0}), frozenset()), rounds=(HALF,)),
+            r"adds to cell 0, which the target does not",
+        ),
         (replace(SWAP, end=((0, 1), (0,))), r"rank 0 ends without cells \[1\]"),
     ],
 )
@@ -269,7 +312,9 @@ def test_wrong_questions_are_refused():
     with pytest.raises(MeshcostError, match="-1 is negative"):
         ring.steps("all_reduce", 2, 0, [1, -1])
     assert exchange.steps("all_to_all", 2, 0, [0, 3, 4, 0]).cell_elements == (0, 3, 4, 0)
-    with pytest.raises(MeshcostError, match="12 ranks do not fill nodes of 8: choose ranks_per_node from 1, 2, 3, 4, 6, 12"):
+    with pytest.raises(
+        MeshcostError, match="12 ranks do not fill nodes of 8: choose ranks_per_node from 1, 2, 3, 4, 6, 12"
+    ):
         ALGORITHMS["hierarchical"].steps("all_reduce", 12, 12)
 
 

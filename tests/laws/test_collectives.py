@@ -52,7 +52,9 @@ def check(name: str, op: str, ranks: int, elements: int, item: int) -> None:
             assert sent == bind(algorithm.forms[op].total, values)
 
 
-@pytest.mark.parametrize(("name", "op"), [(name, op) for name, op in CASES if name in PLAIN and op not in ROOTED])
+@pytest.mark.parametrize(
+    ("name", "op"), [(name, op) for name, op in CASES if name in PLAIN and op not in ROOTED]
+)
 def test_the_form_is_what_the_ranks_count(name: str, op: str):
     for ranks in SIZES:
         for elements in amounts(ranks):
@@ -134,7 +136,9 @@ def test_chunks_are_balanced_and_lose_nothing(ranks: int, elements: int):
 def test_spans_of_cells_are_sums_of_their_sizes(ranks: int, pieces: int, elements: int, data: st.DataObject):
     cells = cut_evenly(ranks, pieces, elements=elements)
     sizes = cells.sizes()
-    assert sizes == tuple(chunk(j, pieces, chunk(i, ranks, elements)) for i in range(ranks) for j in range(pieces))
+    assert sizes == tuple(
+        chunk(j, pieces, chunk(i, ranks, elements)) for i in range(ranks) for j in range(pieces)
+    )
     assert before_chunk(ranks, ranks, elements) == sum(sizes) == cells.total == elements
     first, last = sorted(data.draw(st.integers(0, cells.count)) for _ in range(2))
     assert cells.span(first, last) == sum(sizes[first:last])

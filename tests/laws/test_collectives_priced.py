@@ -22,6 +22,13 @@ CASES = [
 FEW = settings(max_examples=max(settings().max_examples // 3, 10))
 
 
+def called(op: str, axes: tuple[str, ...], ranks: int, payload: Integer, *, stages: int = 1) -> Event:
+    everywhere = tuple(range(stages))
+    return Event(
+        "x", op, axes, ranks, "forward", "why", "bf16", payload, Integer(1), {}, everywhere, item_bytes=2
+    )
+
+
 def neighbours(nodes: list[int]) -> list[int]:
     """Sizes of equal blocks of a group that never reach over two nodes."""
     fits = [x for x in range(1, len(nodes) + 1) if len(nodes) % x == 0]
@@ -44,7 +51,9 @@ def between(algorithm: Algorithm, op: str, nodes: list[int], elements: int) -> i
 @pytest.mark.parametrize(("name", "op"), CASES)
 @FEW
 @given(mesh=testing.meshes(), each=st.integers(1, 3), data=st.data())
-def test_bytes_between_nodes_are_those_of_the_schedule(name: str, op: str, mesh: Mesh, each: int, data: st.DataObject):
+def test_bytes_between_nodes_are_those_of_the_schedule(
+    name: str, op: str, mesh: Mesh, each: int, data: st.DataObject
+):
     axes = [axis for axis in mesh.axes if mesh.size(axis) > 1]
     if not axes:
         return
@@ -58,11 +67,13 @@ def test_bytes_between_nodes_are_those_of_the_schedule(name: str, op: str, mesh:
         algorithm = algorithm.placed(max(set.intersection(*(set(neighbours(row)) for row in groups))))
     chunks, pieces = algorithm.cut(op, ranks)
     payload = Integer(each * chunks * pieces * 2)
-    event = Event("x", op, some, ranks, "forward", "why", "bf16", payload, Integer(1), {}, tuple(range(mesh.stages)), item_bytes=2)
+    event = called(op, some, ranks, payload, stages=mesh.stages)
     price = Pricer(mesh, {op: name}).price(event, Integer(ranks)).priced
     elements = int(payload) // 2
     positions = algorithm.by_position(op, ranks, elements)
-    assert (price.sent_bytes, price.received_bytes) == tuple(2 * max(side) for side in zip(*positions, strict=True))
+    assert (price.sent_bytes, price.received_bytes) == tuple(
+        2 * max(side) for side in zip(*positions, strict=True)
+    )
     assert [price.at(i) for i in range(ranks)] == [(2 * sent, 2 * received) for sent, received in positions]
     assert price.inter_node_bytes == 2 * max(between(algorithm, op, row, elements) for row in groups)
     assert price.intra_node_bytes == price.sent_bytes - price.inter_node_bytes
@@ -73,7 +84,7 @@ def test_bytes_between_nodes_are_those_of_the_schedule(name: str, op: str, mesh:
 @given(ranks=st.integers(2, 24), elements=st.integers(1, 1000))
 def test_prices_of_uneven_buffers_are_exact_rank_by_rank(name: str, op: str, ranks: int, elements: int):
     mesh = Mesh({"data": ranks}, gpus_per_node=next(x for x in (8, 6, 4, 1) if ranks % x == 0 or ranks < x))
-    event = Event("x", op, ("data",), ranks, "forward", "why", "bf16", Integer(2 * elements), Integer(1), {}, (0,), item_bytes=2)
+    event = called(op, ("data",), ranks, Integer(2 * elements))
     price = Pricer(mesh, {op: name}).price(event, Integer(ranks)).priced
     algorithm = ALGORITHMS[name]
     if isinstance(algorithm, OnNodes):

@@ -126,8 +126,12 @@ def test_what_leaves_a_node_is_what_is_stated(ranks: int):
         algorithm = Hierarchical(inside)
         stated = value(algorithm.between_nodes(), {S: ranks, n: ranks})
         leaving = [0] * ranks
-        for message in (x for messages in algorithm.steps("all_reduce", ranks, ranks).rounds for x in messages):
-            leaving[message.source] += len(message.cells) * (message.source // inside != message.target // inside)
+        for message in (
+            x for messages in algorithm.steps("all_reduce", ranks, ranks).rounds for x in messages
+        ):
+            leaving[message.source] += len(message.cells) * (
+                message.source // inside != message.target // inside
+            )
         assert set(leaving) == {stated}
 
 
@@ -140,7 +144,10 @@ def test_the_factors_of_nccl_tests_are_what_a_ring_sends(op: str):
 
 
 def test_the_factor_of_an_all_to_all_is_what_a_pairwise_exchange_sends():
-    assert simplify(operation("all_to_all").busbw_factor - ALGORITHMS["pairwise"].forms["all_to_all"].sent / S) == 0
+    assert (
+        simplify(operation("all_to_all").busbw_factor - ALGORITHMS["pairwise"].forms["all_to_all"].sent / S)
+        == 0
+    )
 
 
 # The trees that NCCL draws in src/graph/trees.cc, for 14 ranks, as parents: the first one.
@@ -162,7 +169,9 @@ NCCL_SECOND = {
 @pytest.mark.parametrize("ranks", NCCL_SECOND)
 def test_the_second_tree_is_mirrored_or_shifted_as_nccl_draws_it(ranks: int):
     steps = ALGORITHMS["double_tree"].steps("all_reduce", ranks, 2)
-    down = {(x.source, x.target) for messages in steps.rounds for x in messages if not x.add and x.cells == (1,)}
+    down = {
+        (x.source, x.target) for messages in steps.rounds for x in messages if not x.add and x.cells == (1,)
+    }
     up = {(x.target, x.source) for messages in steps.rounds for x in messages if x.add and x.cells == (1,)}
     assert up == down == {(i, j) for i, children in NCCL_SECOND[ranks].items() for j in children}
 

@@ -88,7 +88,12 @@ def test_rabenseifner_for_other_numbers_of_ranks(p: int):
 @pytest.mark.parametrize("p", OTHERS)
 def test_bruck_and_trees_round_up(p: int):
     rounds = int(log2(p)) + 1
-    for op, name in (("all_gather", "bruck"), ("all_to_all", "bruck"), ("broadcast", "tree"), ("gather", "tree")):
+    for op, name in (
+        ("all_gather", "bruck"),
+        ("all_to_all", "bruck"),
+        ("broadcast", "tree"),
+        ("gather", "tree"),
+    ):
         assert value(ALGORITHMS[name].forms[op].rounds, {n: p}) == rounds
 
 

@@ -11,8 +11,8 @@ from meshcost.symbols import S, n
 
 DATA = json.loads((Path(__file__).parent / "gloo_wire.json").read_text(encoding="utf-8"))
 SPLIT = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
-#: One barrier of the store is in every reading: a few hundred bytes, more where rank 0 polls (it hosts the store).
-STORE_BYTES = 700
+#: One barrier of the store is in every reading: up to 2.2 kB where a rank polls, much more on rank 0, which hosts it.
+STORE_BYTES = 2_500
 STORE_BYTES_OF_RANK_0 = 16_000
 LIST_SHARE = 0.02  # a reduce-scatter of lists: 1.8 % at 1 MiB
 
@@ -21,7 +21,13 @@ def cases():
     for op, ranks, tensor_bytes, sent, received in DATA["rows"]:
         for rank in range(ranks):
             yield pytest.param(
-                op, ranks, tensor_bytes, rank, sent[rank], received[rank], id=f"{op}-{ranks}-{tensor_bytes}-{rank}"
+                op,
+                ranks,
+                tensor_bytes,
+                rank,
+                sent[rank],
+                received[rank],
+                id=f"{op}-{ranks}-{tensor_bytes}-{rank}",
             )
 
 
@@ -40,7 +46,9 @@ def test_gloo_sent_what_the_form_says(op, ranks, tensor_bytes, rank, sent, recei
         assert -2 * 48 * ranks - share <= measured - said <= store + share
 
 
-@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "scatter"])
+@pytest.mark.parametrize(
+    "op", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "scatter"]
+)
 @pytest.mark.parametrize("ranks", range(2, 34))
 def test_the_busiest_rank_sends_the_closed_form(op, ranks):
     size = 8 * ranks * 2**20
@@ -48,7 +56,9 @@ def test_the_busiest_rank_sends_the_closed_form(op, ranks):
     assert most == bind(SENT[op], {S: size, n: ranks})
 
 
-@pytest.mark.parametrize("op", ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "barrier"])
+@pytest.mark.parametrize(
+    "op", ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "barrier"]
+)
 @pytest.mark.parametrize("size", [4, 28, 12_000, 5 * 2**20 + 4])
 def test_what_is_sent_is_received(op, size):
     for ranks in range(2, 18):

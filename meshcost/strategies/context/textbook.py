@@ -54,7 +54,9 @@ def _ring(context: ContextParallel, view: View, attention: Attention, at: Moment
     payload = sym.T * _kv_width(view, attention) * sym.b_a
     yield from _hops(view, payload, at, "pass keys and values on around the ring")
     if at.step.going == "backward":
-        yield from _hops(view, payload, at.later(1), "pass the gradients of keys and values on around the ring")
+        yield from _hops(
+            view, payload, at.later(1), "pass the gradients of keys and values on around the ring"
+        )
 
 
 def _hops(view: View, payload: Expr, at: Moment, why: str) -> Iterator[Event]:

@@ -50,7 +50,9 @@ def events(data: DataParallel, view: View) -> Iterator[Event]:
 def _replicated(data: DataParallel, view: View, stage: Stage, part: Part) -> Iterator[Event]:
     """Yield the calls of ddp, zero1 and zero2: every rank holds all weights of its stage."""
     gradients, precision = stage.total(part.trained), view.setting.precision
-    op, keeps = ("all_reduce", "") if data.strategy == "ddp" else ("reduce_scatter", "; each rank keeps its shard")
+    op, keeps = (
+        ("all_reduce", "") if data.strategy == "ddp" else ("reduce_scatter", "; each rank keeps its shard")
+    )
     total = Draft(
         data.strategy,
         op,
@@ -104,7 +106,9 @@ def _fully_sharded(data: DataParallel, view: View, unit: Unit, part: Part) -> It
 
 
 def _gathers(data: DataParallel, view: View, unit: Unit, part: Part) -> Iterator[Event]:
-    phases: tuple[Literal["forward", "backward"], ...] = ("forward", "backward") if data.gathers_again else ("forward",)
+    phases: tuple[Literal["forward", "backward"], ...] = (
+        ("forward", "backward") if data.gathers_again else ("forward",)
+    )
     for phase in phases:
         draft = Draft(
             data.strategy,
@@ -115,7 +119,9 @@ def _gathers(data: DataParallel, view: View, unit: Unit, part: Part) -> Iterator
             view.setting.precision.dtype("weights"),
             f"collect {_unit(unit)} {part.label} before their {phase} pass",
         )
-        yield from view.call(draft, unit, order=GATHER, micro_batches="first" if data.gather == "once" else "every")
+        yield from view.call(
+            draft, unit, order=GATHER, micro_batches="first" if data.gather == "once" else "every"
+        )
 
 
 def _unit(unit: Unit) -> str:

@@ -98,8 +98,12 @@ def _split_experts(expert: ExpertParallel, view: View, at: Moment) -> Iterator[E
     payload = _whole(view, view.axis("expert_tensor") * _slots(expert, view) * sym.h * sym.b_a)
     spread, collect = (_SPREAD, _COLLECT) if at.step.going == "forward" else (_COLLECT, _SPREAD)
     axes, gradient = ("expert_tensor",), at.step.gradient
-    gather = _draft(view, "all_gather", axes, payload, f"collect the {gradient}tokens of an expert split over ranks", at)
-    scatter = _draft(view, "reduce_scatter", axes, payload, f"sum the {gradient}output of an expert split over ranks", at)
+    gather = _draft(
+        view, "all_gather", axes, payload, f"collect the {gradient}tokens of an expert split over ranks", at
+    )
+    scatter = _draft(
+        view, "reduce_scatter", axes, payload, f"sum the {gradient}output of an expert split over ranks", at
+    )
     yield from view.call(gather, at.unit, order=at.step.order(at.region, spread))
     yield from view.call(scatter, at.unit, order=at.step.order(at.region, collect))
 

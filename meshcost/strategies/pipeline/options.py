@@ -23,7 +23,17 @@ def _plain_name(value: Any) -> Any:
 
 
 ScheduleName = Annotated[
-    Literal["gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "interleaved_zb", "zbv", "dualpipev", "dualpipe"],
+    Literal[
+        "gpipe",
+        "1f1b",
+        "interleaved_1f1b",
+        "zb_h1",
+        "zb_h2",
+        "interleaved_zb",
+        "zbv",
+        "dualpipev",
+        "dualpipe",
+    ],
     BeforeValidator(_plain_name),
 ]
 _SEVERAL_CHUNKS = ("interleaved_1f1b", "interleaved_zb")

@@ -101,7 +101,9 @@ def _chunks_on(schedule: Schedule, rank: int) -> Iterator[tuple[int, int]]:
 
 def _tied_embedding(view: View) -> Iterator[Event]:
     ends = tuple(sorted(view.tie_ranks))
-    words = [w for w in view.setting.model.unit_weights("embedding") if w.group == "embedding" and w.trainable]
+    words = [
+        w for w in view.setting.model.unit_weights("embedding") if w.group == "embedding" and w.trainable
+    ]
     if not ends or not words:
         return
     elements = _kept(view, view.local(words[0]), "data", "context")

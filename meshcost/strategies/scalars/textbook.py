@@ -33,7 +33,9 @@ def events(scalars: Scalars, view: View) -> Iterator[Event]:
 
 
 def _norm(view: View, stage: Stage, axes: tuple[str, ...], what: str) -> Iterator[Event]:
-    draft = Draft("scalars", "all_reduce", axes, "optimizer", _FP32_BYTES, "fp32", f"add up the squares for {what}")
+    draft = Draft(
+        "scalars", "all_reduce", axes, "optimizer", _FP32_BYTES, "fp32", f"add up the squares for {what}"
+    )
     yield from view.once(draft, stage, order=(0,))
 
 
