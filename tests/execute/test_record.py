@@ -198,7 +198,7 @@ def test_the_script_is_found_in_a_command(tmp_path):
 def test_a_script_is_recorded_behind_torchrun_in_its_steady_state(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     recordings = record_command([*launcher, str(script), "7"], tmp_path / "out")
     assert sorted(recordings) == [0, 1]
     for rank, recording in recordings.items():
