@@ -66,7 +66,7 @@ class Fit(_Written):
     error: Annotated[float, Field(ge=0)]
     points: Annotated[int, Field(ge=2)]
     payload_bytes: tuple[int, int]
-    linear_bytes: tuple[int, int] | None
+    linear_bytes: tuple[int, int] | None = None
 
 
 class Speed(_Written):

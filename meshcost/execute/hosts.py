@@ -14,7 +14,7 @@ from typing import Any, Self
 import torch.distributed as dist
 
 from meshcost.errors import ExecutionError
-from meshcost.execute.crew import Fault, resolve
+from meshcost.execute.crew import Fault
 from meshcost.execute.failures import sentence_of
 from meshcost.execute.member import Member, device_of
 from meshcost.execute.nccl import choose_link_counter, debug_environment
@@ -26,7 +26,7 @@ from meshcost.execute.step import Step, coded
 class Hosts:
     """This rank among those of the launcher. Only rank 0, the leader, gets answers; the others get none.
 
-    Raises ExecutionError if the address does not resolve, if the port is taken, or if not all ranks come in time.
+    Raises ExecutionError if the port is taken, or if not all ranks come in time.
     """
 
     timeout: float = 60.0
@@ -54,7 +54,6 @@ class Hosts:
 
     def __enter__(self) -> Self:
         """Join the others."""
-        resolve(os.environ["MASTER_ADDR"])
         limit = timedelta(seconds=self.timeout)
         if self.backend == "nccl":
             os.environ.update(debug_environment())

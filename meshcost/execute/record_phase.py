@@ -22,6 +22,8 @@ _STAGE = ("torch.distributed.pipelining.stage", "_PipelineStageBase")
 _SCHEDULES = "torch.distributed.pipelining.schedules"
 _UNIT = ("torch.distributed.fsdp._fully_shard._fsdp_param_group", "FSDPParamGroup")
 
+_MARK = "meshcost"
+
 
 class Where:
     """The place in the step, kept up to date by hooks between ``watch`` and its end."""
@@ -89,8 +91,11 @@ class Where:
         finally:
             self._modules.pop()
         for tensor in _tensors(result):
-            if tensor.grad_fn is not None:
-                tensor.grad_fn.register_prehook(functools.partial(self._reached, name))
+            node = tensor.grad_fn
+            # A module that hands on what another inside it made has no node of its own.
+            if node is not None and _MARK not in node.metadata:
+                node.metadata[_MARK] = name
+                node.register_prehook(functools.partial(self._reached, name))
         return result
 
     def _new_pass(self) -> None:

@@ -4,7 +4,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from math import prod
 from typing import Any
@@ -107,21 +107,22 @@ class Axes:
     device: DeviceMesh
     names: tuple[str, ...]
     expert: DeviceMesh | None = None
+    made: dict[tuple[str, ...], DeviceMesh] = field(default_factory=dict)
 
     def sub(self, *axes: str) -> DeviceMesh | None:
         """The mesh of one dim along some axes together; None where all of them have one rank."""
         present = tuple(axis for axis in self.names if axis in axes)
-        if not present:
-            return None
-        if len(present) == 1:
-            return self.device[present[0]] if len(self.names) > 1 else self.device
-        flat = "_".join(present)
-        return self._flattened(present, flat)
+        if present and present not in self.made:
+            self.made[present] = self._flat(present)
+        return self.made.get(present)
 
-    def _flattened(self, present: tuple[str, ...], flat: str) -> DeviceMesh:
-        if len(present) == len(self.names):
-            return self.device._flatten(flat)
-        return self.device[present]._flatten(flat)
+    def _flat(self, present: tuple[str, ...]) -> DeviceMesh:
+        if len(self.names) == 1:
+            return self.device
+        if len(present) == 1:
+            return self.device[present[0]]
+        part = self.device if present == self.names else self.device[present]
+        return part._flatten("_".join(present))
 
     def grid(self, outer: str, *inner: str) -> DeviceMesh:
         """The mesh of two dims: ``outer`` by all of ``inner`` together."""
@@ -158,7 +159,11 @@ def device_axes(mesh: Mesh, keep: Sequence[str] = ()) -> Axes:
     if prod(sizes.values()) == 1 and not sizes:
         sizes = {"data": 1}
     device = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-    return Axes(device, tuple(sizes), _expert_mesh(mesh))
+    axes = Axes(device, tuple(sizes), _expert_mesh(mesh))
+    # A mesh looks at its own numbers while it is made, which a fake tensor does not have: so all are made before.
+    for together in ("data", "context"), ("data", "context", "replicate"):
+        axes.sub(*together)
+    return axes
 
 
 def _expert_mesh(mesh: Mesh) -> DeviceMesh | None:

@@ -3,6 +3,7 @@
 ``verify(cases())`` yields one row for each rank of each call. Knows no torch: the ranks have it.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from typing import Any, Protocol
 from meshcost.collectives.gloo import Traffic
 from meshcost.collectives.operations import OPERATIONS
 from meshcost.errors import ExecutionError
-from meshcost.execute.crew import Crew, Fault
+from meshcost.execute.crew import Crew, Fault, resolve
 from meshcost.execute.launcher import launched
 from meshcost.execute.nccl import nccl_traffic
 from meshcost.execute.plan import Case, bound
@@ -113,6 +114,7 @@ class Runner(Protocol):
 
 def _runner(world: int, settings: Settings) -> AbstractContextManager[Runner]:
     if launched():
+        resolve(os.environ["MASTER_ADDR"])  # before torch is loaded, which takes seconds
         from meshcost.execute.hosts import Hosts
 
         return Hosts(settings.timeout, settings.backend, settings.device, settings.fault)

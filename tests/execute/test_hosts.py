@@ -1,0 +1,95 @@
+"""Several hosts: network namespaces, each with an address and a wire of its own, and the command that a launcher runs."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+
+pytestmark = [pytest.mark.gloo, pytest.mark.xdist_group("gloo")]
+
+#: Everything is made inside a namespace of this script's own, so nothing is left when it ends.
+HOSTS = """
+set -e
+mount -t tmpfs tmpfs /run && mkdir -p /run/netns
+ip link set lo up
+ip link add bridge0 type bridge && ip link set bridge0 up
+for i in 0 1 2; do
+  ip netns add host$i
+  ip link add wire$i type veth peer name eth0 netns host$i
+  ip link set wire$i master bridge0 up
+  ip -n host$i addr add 10.77.0.$((i + 1))/24 dev eth0
+  ip -n host$i link set eth0 up && ip -n host$i link set lo up
+done
+for i in 2 1 0; do
+  ip netns exec host$i env RANK=$i "$@" &
+done
+wait
+"""
+LAUNCHER = {
+    "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29511",
+    "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1",
+}  # fmt: skip
+WAYS = {
+    "root": (["unshare", "--net", "--mount"], "CAP_SYS_ADMIN (root)"),
+    "user": (["unshare", "--map-root-user", "--net", "--mount"], "unprivileged user namespaces"),
+}
+
+
+def environment(**values):
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **values}
+
+
+def verify(way, *options, **values):
+    missing = [tool for tool in ("unshare", "ip", "mount") if shutil.which(tool) is None]
+    if missing:
+        pytest.skip(f"needs the tools {', '.join(missing)}")
+    enter, privilege = WAYS[way]
+    probe = [*enter, "sh", "-ec", "mount -t tmpfs tmpfs /run && ip link add b0 type bridge"]
+    if subprocess.run(probe, capture_output=True, check=False, timeout=20).returncode:
+        pytest.skip(f"network namespaces need {privilege}, which this kernel or user does not give")
+    command = [sys.executable, "-m", "meshcost", "verify", "--timeout", "20", *options]
+    return subprocess.run(
+        [*enter, "sh", "-ec", HOSTS, "hosts", *command], capture_output=True, text=True, check=False, timeout=100,
+        env=environment(**LAUNCHER, **values),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_hosts_agree_with_the_forms_and_with_their_wires(way):
+    done = verify(way, "--op", "all_reduce,broadcast", "--size", "300000", "--format", "json")
+    document = json.loads(done.stdout)
+    assert document["passed"], done.stderr
+    assert {(row["op"], row["rank"], row["ranks"]) for row in document["rows"]} == {
+        (op, rank, 3) for op in ("all_reduce", "broadcast") for rank in range(3)
+    }
+
+
+def test_an_address_that_does_not_resolve_under_a_launcher():
+    values = LAUNCHER | {"MASTER_ADDR": "no-such-host.invalid", "RANK": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "meshcost", "verify"], capture_output=True, text=True, check=False, timeout=60,
+        env=environment(**values),
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "'no-such-host.invalid' does not resolve" in done.stderr
+
+
+def test_a_host_that_never_comes_under_a_launcher():
+    values = LAUNCHER | {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29517",
+        "RANK": "0",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "meshcost", "verify", "--timeout", "3"], capture_output=True, text=True, check=False,
+        timeout=60, env=environment(**values),
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "start of 3 ranks at 127.0.0.1:29517" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,135 @@
+"""Seconds: links with sources, robust fits, and what an event takes on a cluster."""
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshcost import Job, analyze
+from meshcost.clusters import clusters, read_cluster
+from meshcost.clusters.fit import Point, fit
+from meshcost.errors import JobError, MeshcostError
+from meshcost.execute.saving import cluster_of, save
+from meshcost.measurement import Measurement
+from meshcost.timing import rounds, seconds, step_seconds
+
+LINK = """
+links:
+  intra_node:
+    latency: {value: 5, unit: us, direction: one message, source: a test bench}
+    bandwidth: {value: 80, unit: Gb/s, direction: "per direction, per rank", source: a test bench}
+"""
+
+
+@pytest.mark.parametrize("name", clusters())
+def test_every_number_of_the_catalogue_has_unit_direction_and_source(name):
+    cluster = read_cluster(name)
+    assert set(cluster.links) == {"intra_node", "inter_node"}
+    for link in cluster.links.values():
+        for number in (link.latency, link.bandwidth):
+            assert number.unit
+            assert number.direction
+            assert len(number.source) > 20
+    inside, between = cluster.link("intra_node"), cluster.link("inter_node")
+    assert inside.bandwidth.bytes_per_second > between.bandwidth.bytes_per_second
+    assert inside.latency.seconds < between.latency.seconds
+
+
+@pytest.mark.parametrize("missing", ["unit", "direction", "source"])
+def test_a_number_without_unit_direction_or_source_is_refused(missing, tmp_path):
+    data = yaml.safe_load(LINK)
+    del data["links"]["intra_node"]["bandwidth"][missing]
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(data))
+    with pytest.raises(JobError, match=rf"mine.yaml: links.intra_node.bandwidth.{missing}: missing"):
+        read_cluster(str(path))
+
+
+def test_a_cluster_is_read_from_a_file(tmp_path):
+    (tmp_path / "mine.yaml").write_text(LINK)
+    cluster = read_cluster("mine.yaml", base=tmp_path)
+    assert cluster.name == "mine"
+    assert cluster.link("intra_node").bandwidth.bytes_per_second == 10e9
+    with pytest.raises(JobError, match="no links.inter_node"):
+        cluster.link("inter_node")
+
+
+@given(
+    latency=st.floats(1e-7, 1e-3),
+    bandwidth=st.floats(1e6, 1e12),
+    sizes=st.lists(st.integers(10**4, 10**9), min_size=5, max_size=9, unique=True),
+    slow=st.integers(0, 4),
+)
+def test_one_slow_call_does_not_move_the_line(latency, bandwidth, sizes, slow):
+    points = [Point(size, 6, size, 6 * latency + size / bandwidth) for size in sorted(sizes)]
+    exact = fit(points, source="a computation")
+    assert exact.bandwidth.bytes_per_second == pytest.approx(bandwidth, rel=1e-2)
+    late = points[slow]
+    points[slow] = Point(late.payload_bytes, 6, late.moved_bytes, late.seconds * 40)
+    moved = fit(points, source="a computation")
+    spread = max(sizes) / min(sizes)
+    assert moved.bandwidth.bytes_per_second <= exact.bandwidth.bytes_per_second * 1.1 * spread
+
+
+def test_a_fit_says_where_it_is_linear_and_how_far_off_it_is():
+    points = [Point(size, 2, size, 2e-6 + size / 1e9) for size in (10**5, 10**6, 10**7, 10**8)]
+    points += [Point(10**9, 2, 10**9, 5.0)]
+    found = fit(points, source="a computation").fit
+    assert found.payload_bytes == (10**5, 10**9)
+    assert found.linear_bytes == (10**5, 10**8)
+    assert found.error < 0.1
+    with pytest.raises(MeshcostError, match="two sizes"):
+        fit(points[:1], source="a computation")
+
+
+def rows(op, sizes):
+    return [
+        Measurement(op, 2, size, rank, size, size, size, size, True, 1e-5 + size / 2e9, 0.0, 0.0)
+        for size in sizes
+        for rank in (0, 1)
+    ]
+
+
+def test_what_is_saved_is_read_back(tmp_path):
+    measured = rows("all_reduce", (10**5, 10**6, 10**7)) + rows("barrier", (0,))
+    path = tmp_path / "mine.yaml"
+    save(path, cluster_of(measured, name="mine", kind="intra_node", gpus_per_node=2))
+    cluster = read_cluster(str(path))
+    speed = cluster.link("intra_node").speed("all_reduce")
+    assert speed.bandwidth.bytes_per_second == pytest.approx(2e9, rel=1e-3)
+    assert speed.latency.seconds == pytest.approx(5e-6, rel=1e-3)
+    assert set(cluster.link("intra_node").operations) == {"all_reduce"}
+    assert cluster.gpus_per_node == 2
+
+
+def test_a_slower_link_and_more_rounds_take_longer():
+    job = {"model": "gpt2", "batch": {"sequence": 1024, "global_batch": 16}, "cluster": {"gpus_per_node": 8}}
+    inside = analyze(Job(parallel={"data": 8}, **job)).events[0]
+    between = analyze(Job(parallel={"data": 16}, **job)).events[0]
+    cluster = read_cluster("h100-dgx")
+    assert rounds(inside) == 14
+    assert rounds(between) == 30
+    fast, slow = cluster.link("intra_node"), cluster.link("inter_node")
+    assert seconds(inside, cluster) == pytest.approx(
+        fast.seconds(rounds=14, sent_bytes=inside.priced.sent_bytes)
+    )
+    assert seconds(between, cluster) == pytest.approx(
+        slow.seconds(rounds=30, sent_bytes=between.priced.sent_bytes)
+    )
+
+
+def test_a_step_is_the_sum_of_its_calls():
+    ledger = analyze(
+        Job(
+            model="qwen3-0.6b", parallel={"data": 2, "tensor": 4}, batch={"sequence": 1024, "global_batch": 2}
+        )
+    )
+    cluster = read_cluster("a100-dgx")
+    assert step_seconds(ledger, cluster) == pytest.approx(sum(e.calls * seconds(e, cluster) for e in ledger))
+
+
+def test_a_receive_takes_no_time_of_its_own():
+    ledger = analyze(Job(model="gpt2", parallel={"pipeline": 2}, batch={"sequence": 1024, "global_batch": 4}))
+    for event in ledger:
+        if event.op in ("send", "recv"):
+            assert (seconds(event, read_cluster("h100-dgx")) > 0) == (event.op == "send")
