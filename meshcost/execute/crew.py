@@ -208,8 +208,8 @@ class Crew:
             trouble.ended[message["ended"]] = message["status"]
         elif "failed" in message:
             (trouble.lost_peer if message["lost"] else trouble.raised)[rank] = message["why"]
-        elif "ready" in message:
-            trouble.ready.add(rank)
+        elif "stage" in message:
+            trouble.stages[rank] = message["stage"]
         elif "port" in message:
             answers[rank] = dict(message)
         elif message.get("done") == self._number:

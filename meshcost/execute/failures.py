@@ -16,8 +16,8 @@ class Trouble:
     """What is known while an answer is waited for.
 
     ``raised`` holds what ranks say of themselves, ``lost_peer`` what those say that only noticed that another one is
-    gone; ``ended`` exit statuses, ``gone`` ranks (-1: their nursery) that have hung up; ``ready`` those that had come
-    to the call, ``missing`` those that never answered.
+    gone; ``ended`` exit statuses, ``gone`` ranks (-1: their nursery) that have hung up; ``stages`` how far ranks
+    have come in the call (1: entered, 2: warmed up, 3: done), ``missing`` those that never answered.
     """
 
     what: str
@@ -27,7 +27,7 @@ class Trouble:
     lost_peer: dict[int, str] = field(default_factory=dict)
     ended: dict[int, int] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
-    ready: set[int] = field(default_factory=set)
+    stages: dict[int, int] = field(default_factory=dict)
     missing: set[int] = field(default_factory=set)
     closing: bool = False
 
@@ -51,14 +51,21 @@ def explain(trouble: Trouble) -> str:
         return f"rank {rank} went away in {trouble.what}."
     if trouble.gone:
         return f"the process that starts the ranks ended in {trouble.what}; python -c 'import torch' may say why."
-    absent = trouble.missing - trouble.ready
-    if trouble.ready and absent:
-        return f"{_named(absent)} did not come to {trouble.what} within {trouble.seconds:g} s (--timeout)."
+    behind = _behind(trouble)
+    if behind:
+        return f"{_named(behind)} did not come to {trouble.what} within {trouble.seconds:g} s (--timeout)."
     for rank, why in sorted(trouble.lost_peer.items()):
         return f"rank {rank} lost another one in {trouble.what}: {why}."
     return (
         f"{_named(trouble.missing)} did not finish {trouble.what} within {trouble.seconds:g} s (--timeout)."
     )
+
+
+def _behind(trouble: Trouble) -> set[int]:
+    """Ranks that the others wait for: those that have come less far; empty if all have come equally far."""
+    reached = {rank: trouble.stages.get(rank, 0) for rank in trouble.missing}
+    least, most = min(reached.values(), default=0), max(trouble.stages.values(), default=0)
+    return {rank for rank, stage in reached.items() if stage == least} if least < most else set()
 
 
 def _ended(rank: int, status: int, what: str) -> str:

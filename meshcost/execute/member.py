@@ -66,6 +66,7 @@ class Member:
 
     def measure(self, number: int, case: Case, iterations: int) -> dict[str, Any]:
         """Make a call: once to warm up and check, then ``iterations`` times to count and time."""
+        self.tell({"stage": 1})
         position = case.members.index(self.rank)
         group = self.group(case.members)
         done = self._prepare(case, position, group)
@@ -74,7 +75,7 @@ class Member:
         self._synchronize()
         correct = done.check()
         self._suffer(case.op)
-        self.tell({"ready": number})
+        self.tell({"stage": 2})
         moved, seconds = self._count(f"{number}", case.members, done.run, iterations)
         return {
             "chosen": own_choice(),
@@ -90,7 +91,7 @@ class Member:
         groups = [self.group(everybody if case.op == "send_recv" else case.members) for case in cases]
         player = Player(self.rank, cases, groups, self.device)
         self._suffer("step")
-        self.tell({"ready": number})
+        self.tell({"stage": 2})
         moved, seconds = self._count(f"{number}", everybody, lambda: player.run(order), 1)
         return {"correct": True, "seconds": seconds, "sent": moved.sent, "received": moved.received}
 
@@ -106,6 +107,7 @@ class Member:
         before = self._settled()
         self.meet(f"{place}/start", members)
         seconds = self._timed(run, iterations)
+        self.tell({"stage": 3})
         self.meet(f"{place}/end", members)
         moved = self._settled().since(before)
         self.meet(f"{place}/counted", members)

@@ -28,8 +28,8 @@ OPERATIONS = (
 RANKS = (2, 4)
 SIZES = (64 * 1024, 2**20, 8 * 2**20)
 ITEM_BYTES = 4
-#: Memory of one rank beside its buffers: what a process that has torch loaded does not share with its neighbours.
-RANK_BYTES = 96_000_000
+#: Memory of torch itself, which ranks share, and of one rank beside its buffers: what a process that has torch loaded does not share with its neighbours.
+SHARED_BYTES, RANK_BYTES = 300_000_000, 96_000_000
 #: Buffers of one call in units of its payload: input, output, and the copy that a reduce-scatter makes.
 BUFFERS = 3
 #: Share of the free memory that may be used.
@@ -149,7 +149,12 @@ def whole(op: str, ranks: int, size: int) -> int:
 
 def needed_bytes(ranks: int, payload_bytes: int) -> int:
     """Memory that a crew of ranks takes at most while it works on one payload."""
-    return ranks * (RANK_BYTES + BUFFERS * payload_bytes)
+    return SHARED_BYTES + ranks * (RANK_BYTES + BUFFERS * payload_bytes)
+
+
+def fitting_ranks(free: int, payload_bytes: int) -> int:
+    """The most ranks that work on such a payload in the part of the free memory that may be used."""
+    return max(0, int(free * _USABLE) - SHARED_BYTES) // (RANK_BYTES + BUFFERS * payload_bytes)
 
 
 def free_bytes() -> int:
@@ -173,14 +178,14 @@ def bound(planned: Sequence[Case], *, world: int, free: int | None = None) -> st
     """Say how much memory the calls take. Raises ExecutionError, with what would fit, if that is too much.
 
     >>> bound(cases(["all_reduce"], [2], [2**20]), world=2, free=8 * 10**9)
-    '2 ranks take up to 198.3 MB of memory; 8 GB are free.'
+    '2 ranks take up to 498.3 MB of memory; 8 GB are free.'
     """
     free = free_bytes() if free is None else free
     payload = max((case.payload_bytes for case in planned), default=0)
     needed, usable = needed_bytes(world, payload), int(free * _USABLE)
     if needed > usable:
-        fitting = usable // needed_bytes(1, payload)
-        smaller = max(0, (usable // world - RANK_BYTES) // BUFFERS)
+        fitting = fitting_ranks(free, payload)
+        smaller = max(0, ((usable - SHARED_BYTES) // world - RANK_BYTES) // BUFFERS)
         advice = [f"--ranks {fitting}"] if fitting >= 2 else []
         advice += [f"--size {smaller}"] if smaller >= ITEM_BYTES * world else []
         raise ExecutionError(

@@ -91,7 +91,7 @@ class Where:
         finally:
             self._modules.pop()
         for tensor in _tensors(result):
-            node = tensor.grad_fn
+            node: Any = tensor.grad_fn
             # A module that hands on what another inside it made has no node of its own.
             if node is not None and _MARK not in node.metadata:
                 node.metadata[_MARK] = name

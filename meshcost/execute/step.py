@@ -13,7 +13,7 @@ from functools import cached_property
 from meshcost.collectives import ALGORITHMS
 from meshcost.collectives.gloo import Traffic
 from meshcost.errors import ExecutionError
-from meshcost.execute.plan import ITEM_BYTES, Case, free_bytes, needed_bytes
+from meshcost.execute.plan import ITEM_BYTES, Case, fitting_ranks, free_bytes
 from meshcost.ledger import Call, Event, Ledger
 from meshcost.units import human_bytes
 
@@ -43,9 +43,7 @@ class Step:
     def check(self, *, free: int | None = None, cores: int | None = None) -> None:
         """Raise ExecutionError, with what to reduce, unless this machine can start all ranks of the job."""
         free = free_bytes() if free is None else free
-        most = min(
-            int(0.8 * free) // needed_bytes(1, self.largest), _RANKS_PER_CORE * (cores or os.cpu_count() or 1)
-        )
+        most = min(fitting_ranks(free, self.largest), _RANKS_PER_CORE * (cores or os.cpu_count() or 1))
         axes = {axis: size for axis, size in self.ledger.mesh.axes.items() if size > 1}
         if self.world > most:
             widest = max(axes, key=lambda axis: axes[axis])

@@ -109,6 +109,10 @@ def test_the_cause_is_named_and_not_what_followed_from_it():
     lost = {0: "Connection closed by peer", 1: "Broken pipe"}
     trouble = Trouble("all_reduce", 5, lost_peer=lost, raised={2: "ValueError: no"})
     assert explain(trouble) == "rank 2 failed in all_reduce: ValueError: no."
+    late = Trouble("all_reduce", 5, stages={0: 1, 1: 1}, missing={0, 1, 2})
+    assert explain(late) == "rank 2 did not come to all_reduce within 5 s (--timeout)."
+    late.stages[2] = 1
+    assert explain(late) == "ranks 0, 1, 2 did not finish all_reduce within 5 s (--timeout)."
     trouble.ended = {3: -9}
     assert explain(trouble).startswith("rank 3 was ended by SIGKILL")
 
@@ -151,6 +155,10 @@ def test_ranks_end_when_whoever_started_them_is_killed(tmp_path):
 
 
 def test_a_crew_can_be_left_at_any_time():
-    with pytest.raises(ZeroDivisionError), Crew(2, timeout=TIMEOUT) as crew:
-        assert crew.measure(Case("barrier", (0, 1), 0))[1]["correct"]
-        raise ZeroDivisionError
+    def leave():
+        with Crew(2, timeout=TIMEOUT) as crew:
+            assert crew.measure(Case("barrier", (0, 1), 0))[1]["correct"]
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        leave()

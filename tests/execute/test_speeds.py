@@ -50,7 +50,7 @@ def test_a_cluster_is_read_from_a_file(tmp_path):
     cluster = read_cluster("mine.yaml", base=tmp_path)
     assert cluster.name == "mine"
     assert cluster.link("intra_node").bandwidth.bytes_per_second == 10e9
-    with pytest.raises(JobError, match="no links.inter_node"):
+    with pytest.raises(JobError, match=r"no links\.inter_node"):
         cluster.link("inter_node")
 
 

@@ -39,7 +39,7 @@ def job(model, parallel, **more):
     return Job(
         model=model,
         parallel=parallel,
-        batch={"sequence": 32, "micro_batch": 1, "global_batch": 16},
+        batch={"sequence": 32, "micro_batch": 1, "global_batch": 4},
         precision={"weights": "fp32"},
         **more,
     )
