@@ -28,7 +28,7 @@ OPERATIONS = (
 RANKS = (2, 4)
 SIZES = (64 * 1024, 2**20, 8 * 2**20)
 ITEM_BYTES = 4
-#: Memory of torch itself, which ranks share, and of one rank beside its buffers: what a process that has torch loaded does not share with its neighbours.
+#: Memory of torch itself, which ranks share, and of one rank beside its buffers.
 SHARED_BYTES, RANK_BYTES = 300_000_000, 96_000_000
 #: Buffers of one call in units of its payload: input, output, and the copy that a reduce-scatter makes.
 BUFFERS = 3

@@ -1,6 +1,8 @@
 """Recordings as data: reading, writing, comparing."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -170,3 +172,36 @@ def test_the_log_joins_equal_calls():
         "data",
         "layers.0",
     ]
+
+
+PLUGGED = """
+from meshcost import Recording
+from meshcost.execute.recording import RecordedCall
+
+
+def test_step(meshcost_same):
+    meshcost_same(Recording(0, 2, (RecordedCall("all_reduce", (0, 1), {size}, {size}, "fp32", "backward"),)))
+"""
+
+
+def test_the_fixture_fails_when_a_change_adds_bytes(tmp_path, monkeypatch):
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "meshcost.testing.pytest_plugin",
+        "test_plugged.py",
+    ]
+
+    def run(size: int) -> int:
+        (tmp_path / "test_plugged.py").write_text(PLUGGED.replace("{size}", str(size)))
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode
+
+    assert run(4) == 1
+    monkeypatch.setenv("MESHCOST_UPDATE", "1")
+    assert run(4) == 0
+    monkeypatch.delenv("MESHCOST_UPDATE")
+    assert (tmp_path / "test_step.json").is_file()
+    assert [run(4), run(8)] == [0, 1]

@@ -147,5 +147,5 @@ def test_other_programs_measure_the_same_calls():
 def test_more_ranks_than_memory_holds_are_refused_before_they_start():
     from meshcost.execute.plan import bound
 
-    with pytest.raises(ExecutionError, match=r"Choose --ranks 8\."):
+    with pytest.raises(ExecutionError, match=r"Choose --ranks 5\."):
         bound(cases(["all_reduce"], [64], [2**20]), world=64, free=10**9)
