@@ -38,7 +38,7 @@ class Program:
 
     >>> program = Program(Schedule("1f1b", 1, 1, 1), ((("embedding", 1), ("dense", 2), ("head", 1)),))
     >>> [part.label for part in program.walk(0) if part.phase == "backward"]
-    ['head', 'dense 1', 'dense 0', 'embedding']
+    ['head', 'dense 1', 'dense 0', 'embedding', 'micro-batch']
     """
 
     schedule: Schedule

@@ -54,7 +54,7 @@ def built(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
 @pytest.mark.parametrize("shelf", SHELVES)
 def test_each_shelf_is_shipped_exactly_once(built: Built, shelf: str):
     for names in (built.in_wheel(), built.in_sdist()):
-        homes = {str(PurePosixPath(name).parent) for name in names if name.endswith(f"{shelf}/__init__.py")}
+        homes = {str(PurePosixPath(name).parent) for name in names if name.endswith(f"/{shelf}/__init__.py")}
         assert homes == {f"meshcost/{shelf}"}
 
 

@@ -39,8 +39,9 @@ def around_the_ring(op: str, size: int, parts: list[int]) -> list[Message]:
 
 
 def along_the_tree(op: str, size: int, whole: int) -> list[Message]:
-    """Binomial tree: in round k the 2^k ranks that have it send it on."""
-    down = [(i, i + 2**k, whole) for k in range(size.bit_length()) for i in range(2**k) if i + 2**k < size]
+    """Binomial tree as in MPICH: the root sends to the farthest first, and the distance halves in every round."""
+    rounds = [2**k for k in reversed(range(size.bit_length()))]
+    down = [(i, i + far, whole) for far in rounds for i in range(0, size, 2 * far) if i + far < size]
     up = [(target, source, whole) for source, target, _ in down]
     return {"broadcast": down, "reduce": up, "all_reduce": up + down}[op]
 
