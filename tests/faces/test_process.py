@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-COMMAND = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); sys.argv[0] = 'meshcost'; from meshcost.cli import main; main()"
+COMMAND = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "sys.argv[0] = 'meshcost'; from meshcost.cli import main; main()"
+)
 
 
 def start(*arguments: object, **options: object) -> subprocess.Popen[str]:
