@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from meshcost import testing
 from meshcost.errors import LedgerError
+from meshcost.job import Job
 from meshcost.mesh import EXPERT_AXES, Mesh
 
 
@@ -93,3 +94,16 @@ def test_a_rank_outside_the_world_is_an_error():
     for rank in (-1, 4):
         with pytest.raises(LedgerError, match="choose 0 to 3"):
             Mesh({"data": 4}).coordinates(rank)
+
+
+def test_a_job_puts_the_parts_of_one_expert_on_neighbouring_ranks():
+    """Megatron and torchtitan: the ranks that split an expert are innermost, and copies of it are farthest apart."""
+    model = {
+        "model_type": "mixtral", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "intermediate_size": 64, "vocab_size": 128, "num_local_experts": 4,
+    }  # fmt: skip
+    parallel = {"tensor": {"size": 2, "sequence_parallel": True}, "data": {"size": 4}, "expert": {"size": 2}}
+    mesh = Job(model=model, parallel=parallel, batch={"sequence": 8, "global_batch": 4}).mesh
+    assert mesh.group(0, ("expert_tensor",)) == (0, 1)
+    assert mesh.group(0, ("expert",)) == (0, 2)
+    assert mesh.group(0, ("expert_data",)) == (0, 4)

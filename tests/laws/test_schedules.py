@@ -128,3 +128,19 @@ def test_messages_arrive_in_the_order_in_which_they_are_used(name):
                         table.setdefault(pair, []).append(name_of)
         if schedule.ranks > 2 or schedule.chunks == 1:
             assert sent == wanted
+
+
+@pytest.mark.parametrize("name", [name for name in PLACEMENT if PLACEMENT[name] == "loop"])
+def test_forwards_before_the_first_backward_are_those_of_the_papers(name):
+    """Narayanan et al. 2021, section 2.2 (1F1B: p - r in flight on rank r; interleaved: Megatron's 2 (p - r - 1) +
+    (v - 1) p, and one); Huang et al. 2019 (GPipe: all); Qi et al. 2023 (ZB-H2: 2 p - 2 r - 1; H1 as 1F1B).
+    """
+    for schedule in of(name):
+        passes = schedule.micro_batches * schedule.chunks
+        for rank in range(schedule.ranks):
+            behind = schedule.ranks - rank - 1
+            many = {"gpipe": passes, "zb_h2": 2 * behind + 1}.get(name, behind + 1)
+            if schedule.chunks > 1:
+                many = 2 * behind + (schedule.chunks - 1) * schedule.ranks + 1
+            kinds = "".join(action.kind for action in schedule.actions(rank))
+            assert kinds.index("B") == min(many, passes), (schedule, rank)
