@@ -123,10 +123,14 @@ def test_the_cause_is_named_and_not_what_followed_from_it():
     assert explain(trouble).startswith("rank 3 was ended by SIGKILL")
 
 
+#: A run in the background ignores Ctrl-C, and what it starts inherits that: the test asks for it back.
+COMMAND = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from meshcost.cli import main; main()"
+
+
 def started(*options):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     return subprocess.Popen(
-        [sys.executable, "-m", "meshcost", "verify", "--iterations", "100", "--size", "1MiB", *map(str, options)],
+        [sys.executable, "-c", COMMAND, "verify", "--iterations", "100", "--size", "1MiB", *map(str, options)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
     )  # fmt: skip
 
