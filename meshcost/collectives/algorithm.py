@@ -35,9 +35,6 @@ __all__ = [
 #: (source, target, cells), where all cells have one size.
 Pattern = Literal["next", "all", "switch"] | tuple[tuple[int, int, int], ...]
 
-#: Operations whose buffer is the ranks' chunks side by side, whatever the algorithm.
-CHUNKED = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "barrier"})
-
 NOTHING = Integer(0)
 
 
@@ -108,7 +105,7 @@ class Algorithm(ABC):
 
     def splits(self, op: str) -> bool:
         """Whether the buffer travels in n chunks (and not whole)."""
-        return op in CHUNKED or bool(self.forms[op].sent.has(1 / n))
+        return op == "barrier" or bool(self.forms[op].sent.has(1 / n))
 
     def cut(self, op: str, ranks: int) -> tuple[int, int]:
         """Into how many chunks the buffer is cut, and each chunk into how many pieces."""

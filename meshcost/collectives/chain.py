@@ -29,7 +29,7 @@ class Chain(Algorithm):
     segments: int = 8
 
     name = "chain"
-    source = "van de Geijn and Watts 1995, pipelined; NCCL src/device/broadcast.h and reduce.h"
+    source = "NCCL src/device/broadcast.h and reduce.h, whose rings are cut into slices"
     least_bytes = frozenset({"broadcast", "reduce"})
 
     @cached_property

@@ -60,9 +60,7 @@ class Hierarchical(OnNodes):
     """
 
     name = "hierarchical"
-    source = (
-        "Jia et al. 2018, section 3.2; stas00/ml-engineering, network/README.md; NCCL CollNet and NVLS trees"
-    )
+    source = "Jia et al. 2018; stas00/ml-engineering, network/README.md"
     least_bytes = alike = frozenset({"all_reduce"})
 
     @cached_property

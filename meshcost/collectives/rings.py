@@ -29,9 +29,7 @@ class Rings(Algorithm):
     channels: int
     bidirectional: bool = False
 
-    source = (
-        "several rings: NCCL channels (src/graph); both directions: Jain and Sabharwal 2010, as in TPU tori"
-    )
+    source = "NCCL channels (src/graph); both directions: Jain and Sabharwal 2010, as in TPU tori"
     one_port = False
     least_bytes = alike = frozenset(_OPS)
 

@@ -25,7 +25,7 @@ class ScatterAllGather(Algorithm):
     name: str
     gather: Algorithm
 
-    source = "van de Geijn and Watts 1995; MPICH source comments, as in Thakur, Rabenseifner and Gropp 2005, section 4.2"
+    source = "MPICH source comments, as in Thakur, Rabenseifner and Gropp 2005, section 4.2"
 
     @cached_property
     def forms(self) -> dict[str, Form]:

@@ -3,12 +3,15 @@
 import pytest
 from sympy import Integer, Min, Symbol, limit, oo, simplify
 
-from meshcost.collectives import ALGORITHMS
+from meshcost.collectives import ALGORITHMS, Form
+from meshcost.collectives.chain import Chain
 from meshcost.collectives.double_tree import upper
 from meshcost.collectives.hierarchical import Hierarchical
 from meshcost.collectives.operations import OPERATIONS, operation
 from meshcost.collectives.optimality import LEAST_BYTES, least_rounds, optimality
 from meshcost.collectives.pat import Pat
+from meshcost.collectives.rail import Rail
+from meshcost.collectives.rings import Rings
 from meshcost.formula import log2_ceiling, ones_below, power2_floor, value
 from meshcost.symbols import S, n
 
@@ -202,6 +205,32 @@ def test_pat_walks_its_trees_as_nccl_does(apart: int):
 )
 def test_pat_takes_more_rounds_where_fewer_chunks_share_a_message(limit_: int, ranks: int, rounds: int):
     assert value(Pat(limit_).forms["all_gather"].rounds, {n: ranks}) == rounds
+
+
+def test_algorithms_with_parameters_stand_on_the_shelf_with_these():
+    assert ALGORITHMS["bidirectional_ring"] == Rings("bidirectional_ring", channels=2, bidirectional=True)
+    assert ALGORITHMS["multi_ring"] == Rings("multi_ring", channels=4)
+    assert ALGORITHMS["chain"] == Chain(segments=8)
+    assert ALGORITHMS["hierarchical"] == Hierarchical(ranks_per_node=8)
+    assert ALGORITHMS["rail"] == Rail(ranks_per_node=8)
+    assert ALGORITHMS["pat"] == Pat(aggregation=0)
+    assert value(ALGORITHMS["chain"].forms["broadcast"].rounds, {n: 4}) == 10
+
+
+def test_rings_go_both_ways_or_in_different_steps():
+    both, many = ALGORITHMS["bidirectional_ring"], ALGORITHMS["multi_ring"]
+    assert (both.strides(8), Rings("x", 4, bidirectional=True).strides(5)) == ((1, 7), (1, 4, 1, 4))
+    assert [many.strides(ranks) for ranks in (2, 5, 6, 8)] == [
+        (1,) * 4,
+        (1, 2, 3, 4),
+        (1, 5, 1, 5),
+        (1, 3, 5, 7),
+    ]
+
+
+def test_forms_after_each_other_add_up():
+    one, other = Form(S, 2 * S, 3 * S, n, 5 * S), Form(7 * S, 11 * S, 13 * S, 17 * n, 19 * S)
+    assert one + other == Form(8 * S, 13 * S, 16 * S, 18 * n, 24 * S)
 
 
 def test_counting_functions_count():
