@@ -61,15 +61,16 @@ def _exchanges(expert: ExpertParallel, view: View, at: Moment) -> Iterator[Event
 def _to_all(
     expert: ExpertParallel, view: View, at: Moment, what: Literal["dispatch", "combine"], why: str
 ) -> Draft:
-    payload = _whole(view, _slots(expert, view) * sym.h * (sym.b_d if what == "dispatch" else sym.b_c))
+    width = sym.h * (sym.b_d if what == "dispatch" else sym.b_c)
+    payload = _slots(expert, view) * _whole(view, width)
     dtype = view.setting.precision.dtype(what)
     return Draft("expert", "all_to_all", ("expert",), at.step.phase, payload, dtype, why + at.step.note)
 
 
 def _whole(view: View, expression: Expr) -> Expr:
-    """Round up where scales or an uneven share leave a fraction of a byte."""
-    exact = Fraction(value(expression, view.values_with_blocks))
-    return expression if exact.denominator == 1 else ceiling(expression)
+    """Round up what is sent whole: a token, or the bytes of one, where scales or an uneven share leave a fraction."""
+    even = Fraction(value(expression, view.values_with_blocks)).denominator == 1
+    return expression if even else ceiling(expression)
 
 
 def _home_tokens(view: View) -> Expr:
@@ -85,17 +86,15 @@ def _slots(expert: ExpertParallel, view: View) -> Expr:
     """Tokens that one rank sends: k copies of each, or as many as the capacity of all experts."""
     copies = sym.k * _home_tokens(view)
     if expert.capacity is None:
-        return copies * rational(expert.skew)
-    per_expert = rational(expert.capacity) * copies / sym.E
-    even = Fraction(value(per_expert, view.values_with_blocks)).denominator == 1
-    return sym.E * (per_expert if even else ceiling(per_expert))
+        return _whole(view, copies * rational(expert.skew))
+    return sym.E * _whole(view, rational(expert.capacity) * copies / sym.E)
 
 
 def _split_experts(expert: ExpertParallel, view: View, at: Moment) -> Iterator[Event]:
     """Ranks that split one expert need all of its tokens, and add up what each of them made of them."""
     if not view.setting.sequence_parallel and view.setting.expert_tensor == view.setting.size("tensor"):
         return
-    payload = _whole(view, view.axis("expert_tensor") * _slots(expert, view) * sym.h * sym.b_a)
+    payload = view.axis("expert_tensor") * _slots(expert, view) * sym.h * sym.b_a
     spread, collect = (_SPREAD, _COLLECT) if at.step.going == "forward" else (_COLLECT, _SPREAD)
     axes, gradient = ("expert_tensor",), at.step.gradient
     gather = _draft(

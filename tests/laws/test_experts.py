@@ -1,0 +1,56 @@
+"""Tokens that travel to experts: a whole number of them, each a whole number of bytes, however uneven the routing."""
+
+from fractions import Fraction
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshcost.job import Job, analyze
+from meshcost.units import DTYPE_BYTES
+
+MIXTRAL = {
+    "model_type": "mixtral",
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "intermediate_size": 128,
+    "vocab_size": 256,
+    "num_local_experts": 4,
+}
+FACTORS = st.floats(0.01, 8) | st.sampled_from([1.0, 1.1, 1.25, 4 / 3])
+DTYPES = st.sampled_from(["bf16", "fp32", "fp8"])
+
+
+@given(
+    hidden=st.sampled_from([64, 96, 100]),
+    copies=st.integers(1, 3),
+    tokens=st.integers(1, 30),
+    split=st.sampled_from([1, 2]),
+    what=st.sampled_from(["capacity_factor", "imbalance"]),
+    factor=FACTORS,
+    dispatch=DTYPES,
+    combine=DTYPES,
+)
+def test_experts_are_sent_whole_tokens_of_whole_bytes(
+    *, hidden, copies, tokens, split, what, factor, dispatch, combine
+):
+    factor = max(factor, 1.0) if what == "imbalance" else factor
+    job = Job(
+        model={**MIXTRAL, "hidden_size": hidden, "num_experts_per_tok": copies},
+        parallel={
+            "data": {"size": 4},
+            "tensor": {"size": split, "sequence_parallel": True},
+            "expert": {"size": 2, what: factor},
+        },
+        batch={"sequence": tokens * split, "global_batch": 4},
+        precision={"dispatch": dispatch, "combine": combine},
+    )
+    moved = analyze(job).filter(strategy="expert")
+    assert len(moved) == (4 if split == 1 else 8)
+    piles, share = (4, copies * tokens / Fraction(4)) if what == "capacity_factor" else (1, copies * tokens)
+    for event in moved:
+        token = -(-hidden * DTYPE_BYTES[event.dtype] // 1) * (split if event.op != "all_to_all" else 1)
+        sent = Fraction(event.payload_bytes, token * piles)
+        assert sent.denominator == 1
+        assert 0 <= sent - share * Fraction(str(factor)) < 1
