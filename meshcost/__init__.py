@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from meshcost.execute.recording import Recording
     from meshcost.execute.recording_compare import assert_same
     from meshcost.execute.trace import trace
-    from meshcost.execute.trace_options import TraceOptions
     from meshcost.job import Job, analyze, load, read_job
     from meshcost.ledger import Difference, Ledger
     from meshcost.mesh import Mesh
     from meshcost.models import Model, freeze, lora, read_model
     from meshcost.strategies import Strategy
+    from meshcost.strategies.torch_options import TorchOptions
     from meshcost.unroll import Call
 
     __version__: str
@@ -63,8 +63,8 @@ __all__ = [
     "ModelError",
     "Recording",
     "Strategy",
+    "TorchOptions",
     "Totals",
-    "TraceOptions",
     "UnknownAlgorithm",
     "__version__",
     "analyze",
@@ -99,7 +99,7 @@ _HOMES = MappingProxyType(
             "meshcost.execute.recording": ("Recording",),
             "meshcost.execute.recording_compare": ("assert_same",),
             "meshcost.execute.trace": ("trace",),
-            "meshcost.execute.trace_options": ("TraceOptions",),
+            "meshcost.strategies.torch_options": ("TorchOptions",),
             "meshcost.job": ("Job", "analyze", "load", "read_job"),
             "meshcost.ledger": ("Difference", "Ledger"),
             "meshcost.mesh": ("Mesh",),

@@ -49,6 +49,9 @@ from meshcost.strategies import (
 )
 from meshcost.strategies.expert.options import routed_experts
 from meshcost.strategies.setting import Size
+from meshcost.strategies.torch_options import TorchOptions
+
+Framework = Literal["textbook"]
 
 #: No file may ask for more micro-batches than this.
 MOST_MICRO_BATCHES = 2**20
@@ -115,7 +118,7 @@ class Job(Options):
             }
         ),
     ]
-    framework: Literal["textbook"] = "textbook"
+    framework: Framework = "textbook"
     parallel: Parallel = Parallel()
     batch: Batch
     precision: Precision = Precision()
@@ -127,6 +130,7 @@ class Job(Options):
         AfterValidator(_check_algorithms),
     ] = Field(default_factory=dict)
     scalars: Scalars = Scalars()
+    torch: TorchOptions = TorchOptions()
     cluster: Annotated[Cluster, BeforeValidator(_read_cluster)] = Cluster()
 
     def __init__(self, /, **fields: Any) -> None:
@@ -154,6 +158,7 @@ class Job(Options):
             batch=self.batch,
             precision=self.precision,
             recompute=self.recompute,
+            torch=self.torch,
         )
 
     @cached_property

@@ -12,7 +12,6 @@ from typing import Literal
 
 from meshcost.errors import JobError
 from meshcost.execute.recording import Recording
-from meshcost.execute.trace_options import TraceOptions
 from meshcost.execute.trace_pipeline import torch_schedule
 from meshcost.execute.trace_rank import trace_fake
 from meshcost.execute.trace_real import trace_real
@@ -29,7 +28,6 @@ def trace(
     *,
     steps: int = 2,
     real: bool = False,
-    options: TraceOptions | None = None,
     timeout_seconds: float = 600,
 ) -> dict[int, Recording]:
     """Run ``steps`` steps of a job in PyTorch and return what each rank called.
@@ -38,7 +36,7 @@ def trace(
     talk over Gloo, and returns the chosen ranks. Groups are named by the axes of the job's mesh. Raises JobError for what
     PyTorch cannot do, ModelError for a family without a PyTorch model here, ExecutionError where a rank fails.
     """
-    options = options if options is not None else TraceOptions()
+    options = job.torch
     check(job)
     chosen = ranks_of(job, ranks)
     if real:

@@ -9,9 +9,9 @@ import torch.distributed as dist
 
 from meshcost.execute.torch_models import CausalModel
 from meshcost.execute.torch_models.attention import Attention, LatentAttention
-from meshcost.execute.trace_options import TraceOptions
 from meshcost.execute.trace_world import Axes
 from meshcost.job import Job
+from meshcost.strategies.torch_options import TorchOptions
 
 # Torch 2.10 moved its ring attention; the old place keeps only a part of it.
 try:
@@ -22,7 +22,7 @@ except ImportError:
 _SEQUENCE = 2  # the dim of (batch, heads, sequence, size)
 
 
-def attend_around(part: CausalModel, job: Job, options: TraceOptions, axes: Axes) -> None:
+def attend_around(part: CausalModel, job: Job, options: TorchOptions, axes: Axes) -> None:
     """Let attention go around the context axis, where there is one."""
     group = axes.group("context")
     if group is None:

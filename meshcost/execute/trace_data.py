@@ -16,9 +16,11 @@ from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
 from torch.nn.parallel import DistributedDataParallel
 
 from meshcost.execute.torch_models import CausalModel
-from meshcost.execute.trace_options import BLOCKS, TraceOptions, Unit
 from meshcost.execute.trace_world import Axes
 from meshcost.job import Job
+from meshcost.models import Model
+from meshcost.strategies.torch_options import BLOCKS, TorchOptions, Unit
+from meshcost.strategies.torch_units import unit_modules
 
 TORCH_DTYPES = {
     "fp64": torch.float64,
@@ -32,7 +34,7 @@ TORCH_DTYPES = {
 SHARD_AXES = ("data", "context")
 
 
-def stored_dtype(job: Job, options: TraceOptions) -> torch.dtype:
+def stored_dtype(job: Job, options: TorchOptions) -> torch.dtype:
     """What weights are stored in: fully_shard keeps them in fp32 and casts what it gathers."""
     if options.weights_dtype is not None:
         return TORCH_DTYPES[options.weights_dtype]
@@ -81,7 +83,7 @@ def _lazy_chunks() -> Iterator[None]:
             home._chunk_with_empty = original
 
 
-def shard(part: CausalModel, job: Job, options: TraceOptions, axes: Axes) -> None:
+def shard(part: CausalModel, job: Job, options: TorchOptions, axes: Axes) -> None:
     """Apply fully_shard to every unit and then to the root."""
     mesh = axes.grid("replicate", *SHARD_AXES) if job.parallel.data.replicate > 1 else axes.sub(*SHARD_AXES)
     if mesh is None:
@@ -91,7 +93,8 @@ def shard(part: CausalModel, job: Job, options: TraceOptions, axes: Axes) -> Non
         common["mp_policy"] = policy
     _shard_experts(part, common, axes)
     reshard = _reshard(job, options)
-    units = [modules for unit in options.units for modules in _modules(part, unit)]
+    model = job.setting.model
+    units = [modules for unit in options.units for modules in _modules(part, model, unit)]
     with _lazy_chunks():
         for place, modules in enumerate(units):
             is_kept = options.keep_last_unit and place == len(units) - 1
@@ -110,17 +113,15 @@ def _shard_experts(part: CausalModel, common: dict[str, Any], axes: Axes) -> Non
             fully_shard(experts, **{**common, "mesh": mesh})
 
 
-def _modules(part: CausalModel, unit: Unit) -> list[list[nn.Module]]:
+def _modules(part: CausalModel, model: Model, unit: Unit) -> list[list[nn.Module]]:
     """Modules of a unit that this part of the model has."""
     if unit == BLOCKS:
         return [[block] for block in part.model.layers.values()]
-    names = (unit,) if isinstance(unit, str) else unit
     here = dict(part.named_modules())
-    found = [here[name] for name in names if name in here]
-    return [found] if found else []
+    return [[here[name] for name in names] for names in unit_modules(model, unit, here)]
 
 
-def _policy(job: Job, options: TraceOptions) -> MixedPrecisionPolicy | None:
+def _policy(job: Job, options: TorchOptions) -> MixedPrecisionPolicy | None:
     stored, used = stored_dtype(job, options), TORCH_DTYPES[job.precision.dtype("weights")]
     reduced = TORCH_DTYPES[job.precision.dtype("reduce")]
     if stored == used == reduced:
@@ -130,13 +131,13 @@ def _policy(job: Job, options: TraceOptions) -> MixedPrecisionPolicy | None:
     )
 
 
-def _reshard(job: Job, options: TraceOptions) -> bool | int | None:
+def _reshard(job: Job, options: TorchOptions) -> bool | int | None:
     if options.reshard_after_forward is not None:
         return options.reshard_after_forward
     return job.parallel.data.reshard_after_forward
 
 
-def replicate(part: nn.Module, options: TraceOptions, axes: Axes, *, fake: bool) -> nn.Module:
+def replicate(part: nn.Module, options: TorchOptions, axes: Axes, *, fake: bool) -> nn.Module:
     """Wrap a model in DistributedDataParallel; experts that other ranks hold in part are left to themselves."""
     group = axes.group("data", "context", "replicate")
     if group is None:
@@ -174,7 +175,7 @@ def _reduce_whole(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures
 
 
 def prepare_micro_batch(
-    parts: Sequence[nn.Module], job: Job, options: TraceOptions, *, is_last: bool
+    parts: Sequence[nn.Module], job: Job, options: TorchOptions, *, is_last: bool
 ) -> None:
     """Tell fully_shard what this micro-batch has to do."""
     every = options.set_requires_gradient_sync

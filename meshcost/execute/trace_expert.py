@@ -12,11 +12,11 @@ from torch.distributed.tensor import DTensor, Shard
 
 from meshcost.execute.torch_models import CausalModel
 from meshcost.execute.torch_models.mlp import Experts, Routed
-from meshcost.execute.trace_options import TraceOptions
 from meshcost.execute.trace_world import Axes
+from meshcost.strategies.torch_options import TorchOptions
 
 
-def spread_experts(part: CausalModel, options: TraceOptions, axes: Axes) -> None:
+def spread_experts(part: CausalModel, options: TorchOptions, axes: Axes) -> None:
     """Leave each rank its share of the experts, and let tokens travel."""
     mesh = axes.experts("expert")
     if mesh is None:

@@ -12,11 +12,11 @@ from torch.distributed.pipelining._utils import extract_tensor_metas
 
 from meshcost import symbols as sym
 from meshcost.execute.trace_data import TORCH_DTYPES, prepare_micro_batch, shards
-from meshcost.execute.trace_options import TraceOptions
 from meshcost.execute.trace_step import loss_context, loss_of, tokens
 from meshcost.execute.trace_tensor import splits_loss
 from meshcost.execute.trace_world import Axes, FakeMessages
 from meshcost.job import Job
+from meshcost.strategies.torch_options import TorchOptions
 
 #: Our schedules, and the class of torch that runs each.
 SCHEDULES: Mapping[str, str] = {
@@ -65,7 +65,7 @@ class Pipeline:
         self,
         parts: Sequence[nn.Module],
         job: Job,
-        options: TraceOptions,
+        options: TorchOptions,
         axes: Axes,
         messages: FakeMessages | None = None,
     ) -> None:

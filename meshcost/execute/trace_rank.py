@@ -14,15 +14,15 @@ from meshcost.execute.torch_models import CausalModel, build
 from meshcost.execute.trace_context import attend_around
 from meshcost.execute.trace_data import checkpoint_blocks, replicate, shard, shards, stored_dtype
 from meshcost.execute.trace_expert import spread_experts
-from meshcost.execute.trace_options import TraceOptions
 from meshcost.execute.trace_pipeline import Pipeline
 from meshcost.execute.trace_step import accumulate, finish, make_optimizer
 from meshcost.execute.trace_tensor import split
 from meshcost.execute.trace_world import Axes, FakeMessages, device_axes, fake_world
 from meshcost.job import Job
+from meshcost.strategies.torch_options import TorchOptions
 
 
-def trace_fake(job: Job, rank: int, steps: int, options: TraceOptions) -> Recording:
+def trace_fake(job: Job, rank: int, steps: int, options: TorchOptions) -> Recording:
     """Play one rank on the fake group."""
     with fake_world(rank, job.world_size), ExitStack() as stack:
         axes = device_axes(job.mesh, kept_axes(job))
@@ -44,7 +44,7 @@ def trace_fake(job: Job, rank: int, steps: int, options: TraceOptions) -> Record
         return finished(recorder, job)
 
 
-def _reads_messages(job: Job, options: TraceOptions, axes: Axes) -> bool:
+def _reads_messages(job: Job, options: TorchOptions, axes: Axes) -> bool:
     """Whether torch looks at what ranks tell each other: buckets of DistributedDataParallel, shapes of stages."""
     replicates = not shards(job) and axes.sub("data", "context", "replicate") is not None
     return replicates or (job.parallel.pipeline.size > 1 and not options.static_shapes)
@@ -61,7 +61,7 @@ def finished(recorder: Recorder, job: Job) -> Recording:
     return replace(recording, about={**recording.about, "model": job.setting.model.name})
 
 
-def build_parts(job: Job, rank: int, options: TraceOptions) -> list[CausalModel]:
+def build_parts(job: Job, rank: int, options: TorchOptions) -> list[CausalModel]:
     """Build the model chunks of one rank, on the current default device."""
     model, schedule = job.setting.model, job.program.schedule
     sizes = job.parallel.pipeline.layers(model.layers)
@@ -91,7 +91,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def distribute(parts: Sequence[CausalModel], job: Job, options: TraceOptions, axes: Axes) -> None:
+def distribute(parts: Sequence[CausalModel], job: Job, options: TorchOptions, axes: Axes) -> None:
     """Apply what changes the weights, in torch's order: tensor, experts, context, checkpointing, fully_shard."""
     for part in parts:
         tensor = axes.sub("tensor")
@@ -109,7 +109,7 @@ def run(
     parts: Sequence[CausalModel],
     job: Job,
     steps: int,
-    options: TraceOptions,
+    options: TorchOptions,
     axes: Axes,
     messages: FakeMessages | None = None,
 ) -> None:

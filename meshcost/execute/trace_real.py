@@ -19,16 +19,16 @@ import torch.distributed as dist
 from meshcost.errors import ExecutionError, JobError
 from meshcost.execute.record import record
 from meshcost.execute.recording import Recording
-from meshcost.execute.trace_options import TraceOptions
 from meshcost.execute.trace_rank import build_parts, distribute, finished, kept_axes, run
 from meshcost.execute.trace_world import device_axes, quietly
 from meshcost.job import Job
+from meshcost.strategies.torch_options import TorchOptions
 
 #: No trace starts more processes than this.
 MOST_PROCESSES = 64
 
 
-def trace_real(job: Job, steps: int, options: TraceOptions, timeout_seconds: float) -> dict[int, Recording]:
+def trace_real(job: Job, steps: int, options: TorchOptions, timeout_seconds: float) -> dict[int, Recording]:
     """Start a process for every rank and return what each of them called.
 
     Raises JobError for more ranks than one machine should start, ExecutionError where a rank fails or all take too long.

@@ -14,10 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from meshcost import symbols as sym
 from meshcost.execute.trace_data import prepare_micro_batch
-from meshcost.execute.trace_options import TraceOptions
 from meshcost.execute.trace_tensor import splits_loss
 from meshcost.execute.trace_world import Axes
 from meshcost.job import Job
+from meshcost.strategies.torch_options import TorchOptions
 
 
 def tokens(job: Job, number: int) -> torch.Tensor:
@@ -38,7 +38,7 @@ def loss_context(job: Job) -> AbstractContextManager[Any]:
 
 
 def make_optimizer(
-    parts: Iterable[nn.Module], job: Job, options: TraceOptions, axes: Axes
+    parts: Iterable[nn.Module], job: Job, options: TorchOptions, axes: Axes
 ) -> torch.optim.Optimizer | None:
     """Make the optimizer over all weights that train."""
     if options.optimizer is None:
@@ -64,7 +64,7 @@ def make_optimizer(
     return plain
 
 
-def accumulate(model: nn.Module, job: Job, options: TraceOptions) -> torch.Tensor:
+def accumulate(model: nn.Module, job: Job, options: TorchOptions) -> torch.Tensor:
     """Compute all micro-batches of a step, forward and backward; returns the last loss."""
     number, loss = job.micro_batches, torch.zeros(())
     for micro_batch in range(number):
@@ -78,7 +78,7 @@ def accumulate(model: nn.Module, job: Job, options: TraceOptions) -> torch.Tenso
 
 
 @contextmanager
-def _sync(model: nn.Module, job: Job, options: TraceOptions, *, is_last: bool) -> Iterator[None]:
+def _sync(model: nn.Module, job: Job, options: TorchOptions, *, is_last: bool) -> Iterator[None]:
     every = options.set_requires_gradient_sync
     syncs = job.parallel.data.syncs_every_micro_batch if every is None else every == "every"
     with (
@@ -94,7 +94,7 @@ def finish(
     optimizer: torch.optim.Optimizer | None,
     loss: torch.Tensor | None,
     job: Job,
-    options: TraceOptions,
+    options: TorchOptions,
     axes: Axes,
 ) -> None:
     """Report the loss, clip, let the optimizer step."""
@@ -110,7 +110,7 @@ def finish(
         optimizer.zero_grad()
 
 
-def _clip(weights: Sequence[nn.Parameter], options: TraceOptions, axes: Axes) -> None:
+def _clip(weights: Sequence[nn.Parameter], options: TorchOptions, axes: Axes) -> None:
     """Clip by norm, one call for the weights of each device mesh: torch refuses to mix them."""
     groups: dict[Any, list[nn.Parameter]] = {}
     for weight in weights:

@@ -14,14 +14,14 @@ from torch.distributed.tensor.parallel import (
 
 from meshcost.errors import JobError
 from meshcost.execute.torch_models import CausalModel
-from meshcost.execute.trace_options import TraceOptions
 from meshcost.job import Job
 from meshcost.models import Model
+from meshcost.strategies.torch_options import TorchOptions
 
 _ACTIVATION = 1  # the dim of an activation along which sequence parallelism splits
 
 
-def split(part: CausalModel, job: Job, options: TraceOptions, mesh: DeviceMesh) -> None:
+def split(part: CausalModel, job: Job, options: TorchOptions, mesh: DeviceMesh) -> None:
     """Split the weights of a part over the tensor axis. Raises JobError for weights that have no plan."""
     model = job.setting.model
     refuse_unplanned(model)
@@ -42,7 +42,7 @@ def refuse_unplanned(model: Model) -> None:
                 raise JobError(f"parallel.tensor.size: trace has no plan for {weight.name}. Choose 1.")
 
 
-def _block_plan(job: Job, options: TraceOptions, model: Model, layer: int) -> dict[str, ParallelStyle]:
+def _block_plan(job: Job, options: TorchOptions, model: Model, layer: int) -> dict[str, ParallelStyle]:
     sequence = job.parallel.tensor.sequence_parallel
     outside = Shard(_ACTIVATION) if sequence else Replicate()
     plan: dict[str, ParallelStyle] = {}

@@ -5,7 +5,7 @@ legal, and then a View (which holds the model as all the others have sharded it)
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from math import gcd, prod
 from typing import Annotated, Any, Literal
@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from meshcost import symbols as sym
 from meshcost.models import Model, Weight
+from meshcost.strategies.torch_options import TorchOptions
 from meshcost.units import DTYPE_BYTES
 
 #: Sizes are bounded, so that no file can ask for more work than a machine has.
@@ -102,6 +103,7 @@ class Setting:
     batch: Batch
     precision: Precision
     recompute: Recompute = "none"
+    torch: TorchOptions = field(default_factory=TorchOptions)
 
     def size(self, *axes: str) -> int:
         """Multiply the sizes of some axes."""

@@ -18,7 +18,7 @@ from meshcost.job import Job
 torch = pytest.importorskip("torch")
 
 from meshcost.execute.trace import trace  # noqa: E402 - needs torch
-from meshcost.execute.trace_options import SEPARATE_UNITS, TraceOptions  # noqa: E402 - needs torch
+from meshcost.strategies.torch_options import SEPARATE_UNITS, TorchOptions  # noqa: E402 - needs torch
 
 FILE = json.loads((Path(__file__).parent / "data" / "torch_2_13.json").read_text())
 DENSE = {
@@ -168,7 +168,7 @@ def without_setup(recording: Recording) -> Recording:
 def test_a_trace_is_what_was_recorded(name: str, job: Job, options: dict[str, Any], steps: int):
     expected = recorded(name)
     ranks = chosen(sorted(expected))
-    traced = trace(job, ranks, steps=steps, options=TraceOptions(**options))
+    traced = trace(job.model_copy(update={"torch": TorchOptions(**options)}), ranks, steps=steps)
     for rank in ranks:
         # Where the phase is not noted, the wrapping in DDP was not recorded either.
         seen = without_setup(traced[rank]) if name.startswith("pp") else traced[rank]

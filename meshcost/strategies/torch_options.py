@@ -1,0 +1,65 @@
+"""What can be set on PyTorch's own parallel code, by torch's own names and with its own defaults (torch 2.13).
+
+Source   torch.nn.parallel.DistributedDataParallel, torch.distributed.optim.ZeroRedundancyOptimizer,
+         torch.distributed.fsdp.fully_shard and FSDPModule, torch.distributed.tensor.parallel,
+         torch.distributed.pipelining, torch.nn.utils.clip_grad_norm_
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool
+
+#: A unit of ``fully_shard``: one module or several together, by name. ``blocks`` stands for each block on its own.
+Unit = str | tuple[str, ...]
+
+BLOCKS = "blocks"
+
+#: What torchtitan and Accelerate wrap: embedding, blocks, and the last norm with the head.
+SEPARATE_UNITS: tuple[Unit, ...] = ("embedding", BLOCKS, ("norm", "head"))
+
+Reshard = StrictBool | Annotated[int, Field(strict=True, ge=2)]
+
+
+class TorchOptions(BaseModel):
+    """Options of torch that a layout does not know; they hold where ``framework: torch`` does.
+
+    A field of null follows the layout, or torch where the layout is silent. ``weights_dtype`` is what weights are stored
+    in: with fully_shard fp32, otherwise the weights of the job's precision. ``units`` are wrapped by fully_shard in this
+    order, the root last; a unit is ``blocks`` (each block on its own), ``embedding``, ``norm``, ``head``, the name of a
+    module (with ``*``: each module of such a name), or a list of names that form one unit. ``keep_last_unit`` leaves the
+    last of them gathered after its forward. ``reshard_after_forward`` goes to every call of fully_shard; null is torch's
+    own rule (all but the root). ``set_requires_gradient_sync`` says after which micro-batches gradients are reduced.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    # DistributedDataParallel
+    bucket_cap_mb: Annotated[float, Field(gt=0)] | None = None
+    find_unused_parameters: StrictBool = False
+    static_graph: StrictBool = False
+    gradient_as_bucket_view: StrictBool = False
+    broadcast_buffers: StrictBool = True
+    # ZeroRedundancyOptimizer
+    parameters_as_bucket_view: StrictBool = False
+    # fully_shard
+    units: tuple[Unit, ...] = (BLOCKS,)
+    keep_last_unit: StrictBool = False
+    reshard_after_forward: Reshard | None = None
+    set_requires_gradient_sync: Literal["every", "last"] | None = None
+    set_reshard_after_backward: Literal["every", "last"] = "every"
+    set_is_last_backward: StrictBool = False
+    weights_dtype: Literal["fp64", "fp32", "bf16", "fp16"] | None = None
+    # parallelize_module
+    prepare_module_input: StrictBool = False
+    # pipelining
+    static_shapes: StrictBool = True
+    # context parallel
+    rotate_method: Literal["allgather", "alltoall"] | None = None
+    load_balance: StrictBool = True
+    # expert parallel
+    exchange_counts: StrictBool = True
+    # the step
+    optimizer: Literal["AdamW", "Adam", "SGD"] | None = "AdamW"
+    foreach: StrictBool | None = None
+    fused: StrictBool | None = None
+    clip_foreach: StrictBool | None = None
