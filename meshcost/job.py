@@ -51,7 +51,7 @@ from meshcost.strategies.expert.options import routed_experts
 from meshcost.strategies.setting import Size
 from meshcost.strategies.torch_options import TorchOptions
 
-Framework = Literal["textbook"]
+Framework = Literal["textbook", "torch"]
 
 #: No file may ask for more micro-batches than this.
 MOST_MICRO_BATCHES = 2**20

@@ -25,18 +25,17 @@ from meshcost.strategies.view import View
 
 Writer = Callable[[Any, View], Iterator[Event]]
 
-PROFILES: Mapping[str, Mapping[type, Writer]] = MappingProxyType(
-    {
-        "textbook": {
-            TensorParallel: tensor.events,
-            ContextParallel: context.events,
-            DataParallel: data.events,
-            PipelineParallel: pipeline.events,
-            ExpertParallel: expert.events,
-            Scalars: scalars.events,
-        }
-    }
-)
+_TEXTBOOK: Mapping[type, Writer] = {
+    TensorParallel: tensor.events,
+    ContextParallel: context.events,
+    DataParallel: data.events,
+    PipelineParallel: pipeline.events,
+    ExpertParallel: expert.events,
+    Scalars: scalars.events,
+}
+_TORCH: Mapping[type, Writer] = {**_TEXTBOOK}
+
+PROFILES: Mapping[str, Mapping[type, Writer]] = MappingProxyType({"textbook": _TEXTBOOK, "torch": _TORCH})
 
 
 def events(strategy: Strategy | Scalars, view: View, framework: str = "textbook") -> Iterator[Event]:
