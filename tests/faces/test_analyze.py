@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from meshcost.cli import By
+from meshcost.cli.options import By
 from meshcost.formula import bind, parse
 from meshcost.ledger import Ledger
 from meshcost.report.bill import Bill

@@ -146,9 +146,9 @@ def test_completion_can_be_shown_for_a_shell():
 
 
 def test_what_completes_are_the_real_names():
-    from meshcost.cli import _complete_models, _complete_operations
+    from meshcost.cli.options import complete_models, complete_operations
     from meshcost.collectives.operations import OPERATIONS
     from meshcost.models import catalogue
 
-    assert set(_complete_operations("")) == set(OPERATIONS)
-    assert set(_complete_models("")) == set(catalogue())
+    assert set(complete_operations("")) == set(OPERATIONS)
+    assert set(complete_models("")) == set(catalogue())

@@ -1,0 +1,62 @@
+"""The command line: parse, call, print. Nothing is computed here.
+
+Only typer is imported at the top: ``meshcost --help`` must not wait for SymPy.
+"""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from meshcost.cli.bills import analyze, calls, explain
+from meshcost.cli.common import refuse
+from meshcost.cli.execution import verify
+from meshcost.cli.shelves import collectives, models
+from meshcost.cli.start import init, schema
+from meshcost.errors import MeshcostError
+from meshcost.report.output import write
+
+app = typer.Typer(
+    name="meshcost",
+    help="What a way of parallelising a model costs in communication: an itemised bill of one training step.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from meshcost import __version__
+
+        write([f"meshcost {__version__}\n"])
+        raise typer.Exit
+
+
+@app.callback()
+def _front(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    pass
+
+
+#: The table of contents, as --help shows it.
+for command in (analyze, explain, calls, collectives, models, verify, init, schema):
+    app.command()(command)
+
+
+def main() -> None:
+    """Run the command line; exits 0, or 2 after one sentence for each problem."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a name may hold letters that the terminal lacks
+    try:
+        app()
+    except MeshcostError as error:
+        refuse(f"meshcost: {problem}" for problem in error.problems)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,98 @@
+"""Commands about one training step: its bill, the formula behind a line, the calls of a rank."""
+
+from typing import Annotated
+
+import typer
+
+from meshcost.cli.common import bill_of, read_job, show_or_dump
+from meshcost.cli.options import BillFormat, By, CallFormat, Framework, JobFile, PageFormat
+from meshcost.report.output import show, write, write_json
+
+
+def analyze(  # noqa: PLR0913, PLR0917 - one argument for each option that a person may write
+    job: JobFile,
+    by: Annotated[
+        By | None, typer.Option(help="Add up by this, instead of the overview.", show_default=False)
+    ] = None,
+    stage: Annotated[int | None, typer.Option(help="Only what a rank of this pipeline stage calls.")] = None,
+    rank: Annotated[int | None, typer.Option(help="Only what this rank calls.")] = None,
+    framework: Framework = None,
+    form: Annotated[BillFormat, typer.Option("--format", help="How it is written.")] = BillFormat.table,
+    exact: Annotated[bool, typer.Option("--exact", help="Every digit of every byte in the tables.")] = False,
+    cluster: Annotated[
+        str | None, typer.Option(help="Seconds on this cluster: a name, or a file of verify --save.")
+    ] = None,
+) -> None:
+    """Print the bill of one training step: every collective, how often, on how much, and why."""
+    found = read_job(job, framework, cluster)
+    from meshcost.report.bill import Bill
+
+    bill, key = Bill(bill_of(found), stage, rank, found.cluster), None if by is None else by.value
+    if form is BillFormat.table:
+        from meshcost.report.terminal import Shown
+
+        show(Shown(bill, key, exact=exact))
+    else:
+        from meshcost.report import data
+
+        if form is BillFormat.json:
+            write_json(data.as_dict(bill, key))
+        else:
+            write([(data.as_csv if form is BillFormat.csv else data.as_markdown)(bill, key)])
+
+
+def explain(
+    job: JobFile,
+    event: Annotated[
+        str | None,
+        typer.Argument(
+            help="Number, name or the beginning of a name; without it, the list.", show_default=False
+        ),
+    ] = None,
+    framework: Framework = None,
+    form: Annotated[PageFormat, typer.Option("--format", help="How it is written.")] = PageFormat.table,
+) -> None:
+    """Explain one line of the bill: its formula, its symbols, the numbers put in, its source, and how it grows."""
+    asked = read_job(job, framework)
+    from meshcost.report import data
+    from meshcost.report.bill import Bill
+    from meshcost.report.explain import as_dict, find
+    from meshcost.report.explain_page import Listed, Page
+
+    ledger = bill_of(asked)
+    if event is None:
+        bill = Bill(ledger)
+        show_or_dump(form, lambda: Listed(bill), lambda: data.event_rows(bill))
+    else:
+        found = find(ledger, event, asked)
+        show_or_dump(form, lambda: Page(found), lambda: as_dict(found))
+
+
+def calls(
+    job: JobFile,
+    rank: Annotated[int, typer.Option(help="The rank whose calls are listed.")],
+    framework: Framework = None,
+    form: Annotated[CallFormat, typer.Option("--format", help="How it is written.")] = CallFormat.table,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="At most so many calls, 0 for all. By default 200 in a table, else all.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """List the exact calls that one rank makes in a step, in order."""
+    ledger = bill_of(read_job(job, framework))
+    from meshcost.report import calls as report
+
+    ledger.mesh.check(rank)
+    if form is CallFormat.table:
+        show(report.Calls(ledger, rank, report.FIRST if limit is None else limit or None))
+        return
+    writers = {
+        CallFormat.json: report.json_array,
+        CallFormat.jsonl: report.json_lines,
+        CallFormat.csv: report.csv_lines,
+    }
+    write(writers[form](report.chosen(ledger, rank, limit or None)))

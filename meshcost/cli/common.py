@@ -1,0 +1,57 @@
+"""What commands share: reading a job, showing a page or its data, and saying what is wrong."""
+
+import gc
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from meshcost.cli.options import PageFormat
+from meshcost.errors import MeshcostError
+from meshcost.report.output import show, write_json
+
+if TYPE_CHECKING:
+    from meshcost.job import Job
+    from meshcost.ledger import Ledger
+
+
+def bill_of(job: "Job") -> "Ledger":
+    """The ledger of a job."""
+    from meshcost.job import analyze as bill_of
+
+    return bill_of(job)
+
+
+def read_job(path: Path, framework: str | None, cluster: str | None = None) -> "Job":
+    """Read a job file, with what the command line says instead; exits 2 after a sentence for each problem."""
+    light()
+    from meshcost.job import load
+
+    asked = {"framework": framework, "cluster": cluster}
+    try:
+        return load(path, **{name: value for name, value in asked.items() if value is not None})
+    except MeshcostError as error:
+        refuse(error.problems)
+        raise typer.Exit(2) from None
+
+
+def light() -> None:
+    """Spare a short process the search for garbage: it costs a tenth of the imports that follow."""
+    gc.disable()
+
+
+def show_or_dump(form: PageFormat, page: Callable[[], Any], plain: Callable[[], Any]) -> None:
+    """Print a page for people or its data for programs, whichever is asked for."""
+    if form is PageFormat.json:
+        write_json(plain())
+    else:
+        show(page())
+
+
+def refuse(problems: Iterable[str]) -> None:
+    """Say what is wrong, a line for each problem."""
+    for problem in problems:
+        text = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in problem)
+        print(text, file=sys.stderr)  # noqa: T201 - this is where errors are said

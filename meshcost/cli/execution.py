@@ -1,0 +1,68 @@
+"""Commands that run real processes."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshcost.cli.common import show_or_dump
+from meshcost.cli.options import PageFormat
+from meshcost.report.output import write
+
+
+def verify(  # noqa: PLR0913, PLR0917 - one argument for each option that a person may write
+    job: Annotated[
+        Path | None,
+        typer.Argument(metavar="[JOB]", help="Execute this job's step; without it, each operation."),
+    ] = None,
+    op: Annotated[str, typer.Option(help="Operations, as all_reduce,broadcast.")] = "",
+    ranks: Annotated[str, typer.Option(help="Numbers of ranks, as 2,4.")] = "",
+    size: Annotated[str, typer.Option(help="Payloads, as 1MiB,8MiB.")] = "",
+    backend: Annotated[str, typer.Option(help="gloo, or nccl on GPUs.")] = "gloo",
+    schedules: Annotated[bool, typer.Option("--schedules", help="Play the shelf's own schedules.")] = False,
+    cap: Annotated[str, typer.Option(help="Largest payload of a job that is really sent, or none.")] = "4MiB",
+    cluster: Annotated[
+        str, typer.Option(help="Put the seconds of this cluster beside the measured ones.")
+    ] = "",
+    save: Annotated[Path | None, typer.Option(help="Write the fitted speeds to this cluster file.")] = None,
+    results: Annotated[
+        Path | None, typer.Option(help="Append rows to this JSON-lines file as they come.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Skip what --results already has.")] = False,
+    export: Annotated[str, typer.Option(help="Only print commands for nccl-tests or param.")] = "",
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one call.")] = 60.0,
+    iterations: Annotated[int, typer.Option(min=1, max=1000, help="Calls to average over.")] = 3,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where ranks meet; 0 is any free port.")] = 0,
+    form: Annotated[PageFormat, typer.Option("--format", help="How it is written.")] = PageFormat.table,
+) -> None:
+    """Run collectives on real processes and compare the bytes that the kernel counts with the prediction."""
+    from meshcost.execute.command import Request
+    from meshcost.report.verify import Verdict, as_dict, watch
+
+    asked = Request(
+        job,
+        op,
+        ranks,
+        size,
+        backend,
+        cap,
+        timeout,
+        iterations,
+        port,
+        schedules,
+        results,
+        resume,
+        save,
+        cluster,
+    )
+    if export:
+        write(f"{line}\n" for line in asked.export(export))
+        return
+    notes = asked.notes
+    rows = watch(asked.run, notes, total=asked.calls, shown=asked.leader)
+    if not asked.leader:
+        return
+    saved = asked.finish(rows)
+    show_or_dump(form, lambda: Verdict(rows, saved), lambda: as_dict(rows, notes + saved))
+    if not all(row.passed for row in rows):
+        raise typer.Exit(1)
