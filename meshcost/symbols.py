@@ -12,8 +12,10 @@ from sympy import Expr, Symbol
 _MEANING: dict[Symbol, tuple[str, str]] = {}
 
 
-def _symbol(name: str, meaning: str, unit: str = "") -> Symbol:
-    symbol = Symbol(name, integer=True, positive=True)
+def _symbol(name: str, meaning: str, unit: str = "", *, whole: bool = True) -> Symbol:
+    symbol = (
+        Symbol(name, positive=True, integer=True) if whole else Symbol(name, positive=True, rational=True)
+    )
     _MEANING[symbol] = (meaning, unit)
     return symbol
 
@@ -64,12 +66,12 @@ d_e = _symbol("d_e", "size of the expert_data axis: d c t / (e t_e)", "ranks")
 v = _symbol("v", "model chunks on one pipeline rank", "chunks")
 n = _symbol("n", "ranks in the group", "ranks")
 
-# The data types: bytes of one element.
+# The data types: bytes of one element, which a scale for each block of them makes a fraction.
 b_w = _symbol("b_w", "bytes of one weight", "B")
 b_g = _symbol("b_g", "bytes of one gradient element as it is reduced", "B")
 b_a = _symbol("b_a", "bytes of one activation element", "B")
-b_d = _symbol("b_d", "bytes of one element sent to an expert (dispatch)", "B")
-b_c = _symbol("b_c", "bytes of one element returned by an expert (combine)", "B")
+b_d = _symbol("b_d", "bytes of one element sent to an expert (dispatch)", "B", whole=False)
+b_c = _symbol("b_c", "bytes of one element returned by an expert (combine)", "B", whole=False)
 
 # One call of a collective operation.
 S = _symbol("S", "payload: the whole logical buffer of one call", "B")

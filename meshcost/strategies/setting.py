@@ -11,6 +11,7 @@ from math import gcd, prod
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from meshcost import symbols as sym
 from meshcost.models import Model, Weight
@@ -27,11 +28,25 @@ Count = Annotated[int, Field(strict=True, ge=1, le=LARGEST_BATCH)]
 _ALIASES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "half": "fp16", "float": "fp32"}
 
 
+#: Eight bits an element and a scale for every 128 of them: a token has scales of its own, a sum or a shard has not.
+_SCALED = "fp8_block128"
+
+
 def _dtype(value: Any) -> Any:
     return _ALIASES.get(value, value) if isinstance(value, str) else value
 
 
+def _plain_dtype(value: Any) -> Any:
+    if value == _SCALED:
+        problem = f"{_SCALED} is for tokens on their way to experts and back (dispatch, combine). Choose fp8, or bf16."
+        raise PydanticCustomError("problems", "{problem}", {"problem": problem, "problems": [problem]})
+    return _dtype(value)
+
+
 Dtype = Annotated[
+    Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8"], BeforeValidator(_plain_dtype)
+]
+TokenDtype = Annotated[
     Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp8_block128", "int8"], BeforeValidator(_dtype)
 ]
 
@@ -56,15 +71,15 @@ class Batch(Options):
 class Precision(Options):
     """Data types. Each default follows its neighbour: gradients are kept as weights, reduced as they are kept, and so on.
 
-    ``dispatch`` and ``combine`` are what experts are sent and what they return.
+    ``dispatch`` and ``combine`` are what experts are sent and what they return; only these may be ``fp8_block128``.
     """
 
     weights: Dtype = "bf16"
     gradients: Dtype | None = None
     reduce: Dtype | None = None
     activations: Dtype | None = None
-    dispatch: Dtype | None = None
-    combine: Dtype | None = None
+    dispatch: TokenDtype | None = None
+    combine: TokenDtype | None = None
 
     def dtype(self, what: str) -> str:
         """Resolve one of the fields to a data type.

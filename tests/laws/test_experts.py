@@ -2,9 +2,11 @@
 
 from fractions import Fraction
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshcost.errors import JobError
 from meshcost.job import Job, analyze
 from meshcost.units import DTYPE_BYTES
 
@@ -19,7 +21,7 @@ MIXTRAL = {
     "num_local_experts": 4,
 }
 FACTORS = st.floats(0.01, 8) | st.sampled_from([1.0, 1.1, 1.25, 4 / 3])
-DTYPES = st.sampled_from(["bf16", "fp32", "fp8"])
+DTYPES = st.sampled_from(["bf16", "fp32", "fp8", "fp8_block128"])
 
 
 @given(
@@ -54,3 +56,13 @@ def test_experts_are_sent_whole_tokens_of_whole_bytes(
         sent = Fraction(event.payload_bytes, token * piles)
         assert sent.denominator == 1
         assert 0 <= sent - share * Fraction(str(factor)) < 1
+
+
+@pytest.mark.parametrize("field", ["weights", "gradients", "reduce", "activations"])
+def test_only_tokens_of_experts_have_a_scale_for_each_block(field):
+    with pytest.raises(JobError) as refused:
+        Job(model="gpt2", batch={"sequence": 8, "global_batch": 1}, precision={field: "fp8_block128"})
+    assert refused.value.problems == (
+        f"precision.{field}: fp8_block128 is for tokens on their way to experts and back (dispatch, combine). "
+        "Choose fp8, or bf16.",
+    )
