@@ -59,6 +59,15 @@ class Parallel(BaseModel):
             raise ValidationError.from_exception_data("Parallel", problems)
         return self
 
+    @model_validator(mode="after")
+    def _bounded(self) -> "Parallel":
+        """Refuse too many ranks before any strategy looks for the divisors of their number."""
+        world = prod(s.size for axis, s in self.strategies.items() if axis != "expert")
+        if world > LARGEST_WORLD:
+            problem = f"{world} ranks are more than {LARGEST_WORLD}, the most that are computed."
+            raise PydanticCustomError("problems", "{problem}", {"problem": problem, "problems": [problem]})
+        return self
+
     @property
     def strategies(self) -> dict[str, Strategy]:
         """Every axis with its strategy; plug-ins last."""
@@ -74,13 +83,10 @@ class Parallel(BaseModel):
         return self.order if self.order is not None else (*ORDER[:-1], *plugged, ORDER[-1])
 
     def problems(self) -> Iterator[str]:
-        """Say what is wrong with the order and the size of the whole."""
+        """Say what is wrong with the order."""
         needed = sorted(axis for axis in self.strategies if axis != "expert")
         if sorted(self.axes) != needed:
             yield f"parallel.order: {list(self.axes)} has to name each of {', '.join(needed)} once."
-        world = prod(s.size for axis, s in self.strategies.items() if axis != "expert")
-        if world > LARGEST_WORLD:
-            yield f"parallel: {world} ranks are more than {LARGEST_WORLD}, the most that are computed."
 
 
 def _under(name: str, error: ValidationError) -> Iterator[InitErrorDetails]:

@@ -285,6 +285,19 @@ def test_the_largest_legal_jobs_take_bounded_time_and_memory(changes):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 5 * MEBIBYTES * 2**10
 
 
+HUGE = st.integers(1, 10**18) | st.integers(1, 2**24) | st.integers(0, 59).map(lambda power: 2**power)
+
+
+@HARD
+@given(st.dictionaries(st.sampled_from(["data", "tensor", "context", "pipeline"]), HUGE), HUGE, HUGE)
+def test_a_world_of_any_size_is_refused_before_its_divisors_are_looked_for(sizes, expert, split):
+    parallel = {**sizes, "expert": {"size": expert, "expert_tensor": split}}
+    batch = {"sequence": 2**32 - 5, "global_batch": 2**32 - 5}
+    start = time.perf_counter()
+    bill(lambda: read_job({"model": "mixtral-8x7b", "parallel": parallel, "batch": batch}))
+    assert time.perf_counter() - start < 2
+
+
 # -- ledgers as JSON -------------------------------------------------------------------------------------------------
 
 SMALL = {
