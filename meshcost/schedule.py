@@ -8,6 +8,8 @@ forward and backward times runs them: the placement and the number of messages a
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from heapq import heappop, heappush
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -124,26 +126,30 @@ class Schedule:
         return 2 * behind if self.name == "zb_h2" else behind
 
 
-def _greedy(schedule: Schedule) -> list[list[Action]]:
+@lru_cache(maxsize=1)
+def _greedy(schedule: Schedule) -> tuple[tuple[Action, ...], ...]:
     """Run the schedule on a machine where each pass takes one tick; backward first, then the deepest chunk."""
     last = schedule.virtual_stages - 1
-    waiting: list[set[Action]] = [set() for _ in range(schedule.ranks)]
+    waiting: list[list[_Turn]] = [[] for _ in range(schedule.ranks)]
     for micro_batch in range(schedule.micro_batches):
-        waiting[schedule.host(0, micro_batch)].add(Action("F", 0, micro_batch))
+        heappush(waiting[schedule.host(0, micro_batch)], _turn(Action("F", 0, micro_batch)))
     order: list[list[Action]] = [[] for _ in range(schedule.ranks)]
     while any(waiting):
-        ran = []
-        for rank, ready in enumerate(waiting):
-            if ready:
-                action = min(ready, key=lambda x: (x.kind == "F", x.micro_batch, -x.stage))
-                ready.remove(action)
-                order[rank].append(action)
-                ran.append(action)
-        for action in ran:
+        ran = [(rank, heappop(ready)[-1]) for rank, ready in enumerate(waiting) if ready]
+        for rank, action in ran:
+            order[rank].append(action)
             follower = _follower(action, last)
             if follower is not None:
-                waiting[schedule.host(follower.stage, follower.micro_batch)].add(follower)
-    return order
+                heappush(waiting[schedule.host(follower.stage, follower.micro_batch)], _turn(follower))
+    return tuple(map(tuple, order))
+
+
+#: What decides whose turn it is, and whose.
+_Turn = tuple[bool, int, int, Action]
+
+
+def _turn(action: Action) -> _Turn:
+    return action.kind == "F", action.micro_batch, -action.stage, action
 
 
 def _follower(action: Action, last: int) -> Action | None:

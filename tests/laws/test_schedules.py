@@ -1,5 +1,6 @@
 """Pipeline schedules: every pass once, everything it waits for comes before it, and as many messages as are published."""
 
+import time
 from collections import Counter
 from itertools import product
 
@@ -38,6 +39,14 @@ def test_every_stage_runs_every_micro_batch_once_each_way(name):
         ran = Counter(action for rank in range(schedule.ranks) for action in schedule.actions(rank))
         passes = product("FB", range(schedule.virtual_stages), range(schedule.micro_batches))
         assert ran == Counter(Action(*one) for one in passes)
+
+
+@every_schedule
+def test_the_order_of_many_micro_batches_is_found_in_bounded_time(name):
+    schedule = Schedule(name, 4, 2 if name in ("zbv", "dualpipev") else 1, 2**13)
+    start = time.perf_counter()
+    assert sum(1 for _ in schedule.actions(0)) == schedule.micro_batches * 2 * schedule.chunks
+    assert time.perf_counter() - start < 10
 
 
 @every_schedule
