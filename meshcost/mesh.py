@@ -7,8 +7,8 @@ ranks are factored a second time for experts: expert_tensor innermost, then expe
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import product
-from math import prod
+from itertools import product, takewhile
+from math import gcd, prod
 
 from meshcost.errors import LedgerError
 
@@ -16,6 +16,9 @@ from meshcost.errors import LedgerError
 EXPERT_AXES = ("expert_tensor", "expert", "expert_data", "expert_replicate")
 
 Group = tuple[int, ...]
+
+#: How an axis lies in the rank number: (places, ranks from one to the next), innermost first.
+Steps = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -88,32 +91,38 @@ class Mesh:
         Two groups whose first ranks have the same place within their node cross nodes alike, because all groups of the
         same axes have the same shape. So the places are enumerated, not the groups.
         """
-        strides = self._strides(axes)
-        if strides is None:
-            wanted = set(stages)
-            return [
-                group for group in self.groups(axes) if "pipeline" in axes or self.stage(group[0]) in wanted
-            ]
-        sizes = self._factors(axes)
-        span = [range(0, sizes[axis] * strides[axis], strides[axis]) for axis in axes if axis in sizes]
-        offsets = sorted(sum(steps) for steps in product(*span))
-        starts = self._starts(strides, sizes, axes, stages)
-        return [tuple(start + offset for offset in offsets) for start in starts]
-
-    def _starts(
-        self,
-        strides: Mapping[str, int],
-        sizes: Mapping[str, int],
-        axes: tuple[str, ...],
-        stages: Iterable[int],
-    ) -> list[int]:
-        """Places within a node at which groups start."""
+        steps = self._steps(axes)
+        if steps is None:
+            return self._uneven(axes, stages)
+        offsets = _offsets(run for axis in axes for run in steps.get(axis, ()))
         node, starts = self.gpus_per_node, {0}
-        for axis in (axis for axis in sizes if axis not in axes):
-            places = list(stages) if axis == "pipeline" else range(min(sizes[axis], node))
-            steps = {place * strides[axis] % node for place in places}
-            starts = {(start + step) % node for start in starts for step in steps}
-        return sorted(starts)
+        for axis in (axis for axis in steps if axis not in axes):
+            for size, stride in steps[axis]:
+                places = tuple(stages) if axis == "pipeline" else range(min(size, node))
+                starts = {(start + place * stride) % node for start in starts for place in places}
+        return [tuple(start + offset for offset in offsets) for start in sorted(starts)]
+
+    def _uneven(self, axes: tuple[str, ...], stages: Iterable[int]) -> list[Group]:
+        """Samples where the pipeline axis cuts groups of experts at different members.
+
+        What repeats is the place within the stage at which a group starts: after ``period`` places the cuts are the same
+        and a whole number of nodes has gone by.
+        """
+        assert self.expert is not None
+        period = self._inside * self.gpus_per_node // gcd(self.gpus_per_node, self._inside * self.stages)
+        runs = dict(
+            zip(self.expert, zip(self.expert.values(), _strides(self.expert), strict=True), strict=True)
+        )
+        offsets, starts = _offsets(runs[axis] for axis in axes if axis in runs), {0}
+        for size, stride in (runs[axis] for axis in runs if axis not in axes):
+            places = range(min(size, period))
+            starts = {(start + place * stride) % period for start in starts for place in places}
+        together = [range(self.stages)] if "pipeline" in axes else [(stage,) for stage in stages]
+        return [
+            tuple(sorted(self._rank(start + offset, stage) for stage in group for offset in offsets))
+            for start in sorted(starts)
+            for group in together
+        ]
 
     # -- the two factorings ------------------------------------------------------------------------------------------
 
@@ -127,19 +136,37 @@ class Mesh:
             return {**self.expert, "pipeline": self.stages}
         return self.axes
 
-    def _strides(self, axes: tuple[str, ...]) -> dict[str, int] | None:
-        """Ranks from one place on an axis to the next; None where experts are not evenly spaced in the rank number."""
-        strides = dict(zip(self.axes, _strides(self.axes), strict=True))
-        sizes = self._factors(axes)
-        if sizes is self.axes:
-            return strides
-        names = tuple(self.axes)
-        at_an_end = self.stages == 1 or "pipeline" in (names[0], names[-1])
-        if not at_an_end:
-            return None
-        unit = self.stages if names[0] == "pipeline" else 1
-        inner = dict(zip(sizes, (unit * stride for stride in _strides(sizes)), strict=True))
-        return inner | {"pipeline": strides.get("pipeline", 0)}
+    @property
+    def _inside(self) -> int:
+        """Ranks of one stage that are neighbours in the rank number: those along the axes before the pipeline."""
+        return prod(size for _, size in takewhile(lambda axis: axis[0] != "pipeline", self.axes.items()))
+
+    def _steps(self, axes: tuple[str, ...]) -> dict[str, Steps] | None:
+        """How each axis lies in the rank number.
+
+        The pipeline axis can cut an axis of experts in two, with other strides. None where it cuts groups unevenly.
+        """
+        if self._factors(axes) is self.axes:
+            strides = zip(self.axes.items(), _strides(self.axes), strict=True)
+            return {axis: ((size, stride),) for (axis, size), stride in strides}
+        assert self.expert is not None
+        inside, steps = self._inside, dict[str, Steps]()
+        for (axis, size), stride in zip(self.expert.items(), _strides(self.expert), strict=True):
+            before = inside // stride
+            if size <= before:
+                steps[axis] = ((size, stride),)
+            elif stride >= inside:
+                steps[axis] = ((size, stride * self.stages),)
+            elif inside % stride == 0 and size % before == 0:
+                steps[axis] = ((before, stride), (size // before, inside * self.stages))
+            else:
+                return None
+        return {**steps, "pipeline": ((self.stages, inside),)}
+
+    def _rank(self, place: int, stage: int) -> int:
+        """Rank at a place among the ranks of one stage, counted in the order of the rank number."""
+        outside, within = divmod(place, self._inside)
+        return within + self._inside * (stage + self.stages * outside)
 
     def _members(self, sizes: Mapping[str, int], fixed: Mapping[str, tuple[int, ...]]) -> Group:
         span = [fixed.get(axis, range(size)) for axis, size in sizes.items()]
@@ -151,8 +178,12 @@ class Mesh:
     def _rank_of(self, place: Mapping[str, int]) -> int:
         """Rank at a place on the expert axes of a stage."""
         assert self.expert is not None
-        inside = _unravel(_ravel(place, self.expert), self._in_stage)
-        return _ravel({**inside, "pipeline": place["pipeline"]}, self.axes)
+        return self._rank(_ravel(place, self.expert), place["pipeline"])
+
+
+def _offsets(steps: Iterable[tuple[int, int]]) -> list[int]:
+    """Distances of the members of a group from its first, for (places, stride) of each axis."""
+    return sorted(map(sum, product(*(range(0, size * stride, stride) for size, stride in steps))))
 
 
 def _strides(sizes: Mapping[str, int]) -> list[int]:
