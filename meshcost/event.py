@@ -33,15 +33,18 @@ class Site:
     """Where in a step an event happens.
 
     ``unit`` is ``embedding``, a kind of block, ``head``, ``boundary`` (between two stages), ``micro_batch`` (after its
-    last backward) or ``step`` (once, after the last micro-batch). ``order`` sorts the events of one unit within one
-    phase. ``repeat`` calls follow each other.
-    ``micro_batches`` says whether it happens for each of them, or only in the first or last pass of its unit.
+    last backward) or ``step`` (once, after the last micro-batch). ``clip`` or ``update`` before the name of a unit is a
+    walk through the weights of the rank, before and after what the step calls once in the optimizer. ``order`` sorts
+    the events of one unit within one phase. ``repeat`` calls follow each other.
+    ``micro_batches`` says whether it happens for each of them, or only in the first or last pass of its unit;
+    ``from_layer`` leaves out the blocks of the model before that one.
     """
 
     unit: str
     order: tuple[int, ...] = ()
     repeat: int = 1
     micro_batches: Literal["every", "first", "last"] = "every"
+    from_layer: int = 0
 
 
 #: First position, bytes sent and bytes received of positions that are alike, up to the next run.

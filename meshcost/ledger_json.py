@@ -53,6 +53,7 @@ class _Site(_Record):
     order: tuple[int, ...]
     repeat: Natural
     micro_batches: Literal["every", "first", "last"]
+    from_layer: Natural = 0
 
 
 class _Event(_Record):
@@ -175,6 +176,7 @@ def _event(event: Event) -> dict[str, Any]:
             "order": list(event.site.order),
             "repeat": event.site.repeat,
             "micro_batches": event.site.micro_batches,
+            **({"from_layer": event.site.from_layer} if event.site.from_layer else {}),
         },
         "item_bytes": event.item_bytes,
         "pairs": [list(pair) for pair in event.pairs],

@@ -6,20 +6,28 @@ from typing import Literal
 
 from meshcost.schedule import Action, Schedule
 
+Phase = Literal["forward", "backward", "optimizer"]
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """One unit in one pass. ``first`` and ``last`` say whether it is the unit's first or last pass in the step."""
 
     unit: str
-    phase: Literal["forward", "backward"]
-    micro_batch: int
+    phase: Phase
+    micro_batch: int | None
     label: str
     first: bool = False
     last: bool = False
     ops: Literal["send", "others"] | None = None
     peer_stage: int | None = None
     shift: int = 0
+
+    @property
+    def layer(self) -> int | None:
+        """Number of the block in the model; None for what is no block."""
+        name, _, number = self.label.rpartition(" ")
+        return int(number) if number.isdigit() and self.unit.endswith(name) else None
 
     def allows(self, op: str, micro_batches: str, shift: int) -> bool:
         """Whether an event with this operation, rule for micro-batches and distance to its peer happens here."""
@@ -56,6 +64,19 @@ class Program:
                 left[action.micro_batch] -= 1
                 if not left[action.micro_batch]:
                     yield Part("micro_batch", "backward", action.micro_batch, "micro-batch")
+
+    def finish(self, rank: int) -> Iterator[Part]:
+        """Yield what comes after the last micro-batch: each phase once, the optimizer with two walks through all weights."""
+        yield Part("step", "forward", None, "step")
+        yield Part("step", "backward", None, "step")
+        yield from self._weights(rank, "clip")
+        yield Part("step", "optimizer", None, "step")
+        yield from self._weights(rank, "update")
+
+    def _weights(self, rank: int, what: str) -> Iterator[Part]:
+        for stage in self.schedule.hosted(rank):
+            for unit, label in self._labelled(stage):
+                yield Part(f"{what} {unit}", "optimizer", None, label)
 
     def _backward_passes(self, rank: int) -> list[int]:
         """Backward passes of each micro-batch on this rank: after the last one, its gradients are complete."""

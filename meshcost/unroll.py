@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
-from meshcost.event import PHASES, Event, Phase
+from meshcost.event import Event, Phase
 from meshcost.mesh import Group, Mesh
 from meshcost.program import Program
 
@@ -51,14 +52,14 @@ class Unroller:
 
     def calls(self) -> Iterator[Call]:
         """Yield the calls in order."""
-        for part in self.program.walk(self.stage):
+        for part in chain(self.program.walk(self.stage), self.program.finish(self.stage)):
+            layer = part.layer
             for event in self.sites.get((part.unit, part.phase), ()):
+                if layer is not None and layer < event.site.from_layer:
+                    continue
                 if part.allows(event.op, event.site.micro_batches, event.shift):
                     call = self._call(event, part.label, part.micro_batch, part.peer_stage)
                     yield from (call for _ in range(event.site.repeat))
-        for phase in PHASES:
-            for event in self.sites.get(("step", phase), ()):
-                yield self._call(event, "step", None, None)
 
     def _call(self, event: Event, unit: str, micro_batch: int | None, peer_stage: int | None) -> Call:
         key = (event.axes, event.pairs)
