@@ -47,6 +47,9 @@ class Site:
     from_layer: int = 0
 
 
+#: What all ranks together send, by the names that events, ledgers and their JSON have for it.
+CLUSTER = ("cluster_sent_bytes", "cluster_inter_node_bytes")
+
 #: First position, bytes sent and bytes received of positions that are alike, up to the next run.
 Run = tuple[int, int, int]
 
@@ -56,8 +59,10 @@ class Price:
     """What an event costs under one algorithm: bytes on the wire for one call, by the busiest rank.
 
     ``sent`` and ``received`` are the closed forms for all calls of the event. ``intra_node_bytes`` and
-    ``inter_node_bytes`` split the sent bytes of the rank that sends the most between nodes. ``runs`` holds (first
-    position, sent, received) where positions in the group differ; it is empty where all ranks of a group send alike.
+    ``inter_node_bytes`` split the sent bytes: of the ranks that send so much, those of the one that sends the most of it
+    between nodes. ``cluster_sent_bytes`` and ``cluster_inter_node_bytes`` are what all ranks that make the call send
+    together. ``runs`` holds (first position, sent, received) where positions in the group differ; it is empty where all
+    ranks of a group send alike.
     """
 
     algorithm: str
@@ -67,6 +72,8 @@ class Price:
     received_bytes: int
     intra_node_bytes: int
     inter_node_bytes: int
+    cluster_sent_bytes: int = 0
+    cluster_inter_node_bytes: int = 0
     runs: tuple[Run, ...] = ()
 
     def at(self, position: int) -> tuple[int, int]:
@@ -126,6 +133,16 @@ class Event:
                 f"{self.strategy} {self.op} has no price: use meshcost.analyze, which adds one."
             )
         return self.price
+
+    @property
+    def cluster_sent_bytes(self) -> int:
+        """Bytes that all ranks together send in all calls of this event."""
+        return self.calls * self.priced.cluster_sent_bytes
+
+    @property
+    def cluster_inter_node_bytes(self) -> int:
+        """Those of them that go from one node to another."""
+        return self.calls * self.priced.cluster_inter_node_bytes
 
     @cached_property
     def totals(self) -> "Totals":

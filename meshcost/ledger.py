@@ -49,7 +49,8 @@ class Difference:
     other_calls: int = 0
 
 
-_KEYS: Mapping[str, Callable[[Event], str]] = {
+#: By what events can be told apart.
+KEYS: Mapping[str, Callable[[Event], str]] = {
     "strategy": lambda event: event.strategy,
     "op": lambda event: event.op,
     "phase": lambda event: event.phase,
@@ -132,6 +133,16 @@ class Ledger:
         """Totals of the busiest rank."""
         return self.by_stage[self.busiest_stage]
 
+    @property
+    def cluster_sent_bytes(self) -> int:
+        """Bytes that all ranks together send in a step."""
+        return sum(event.cluster_sent_bytes for event in self)
+
+    @property
+    def cluster_inter_node_bytes(self) -> int:
+        """Those of them that go from one node to another."""
+        return sum(event.cluster_inter_node_bytes for event in self)
+
     def group(self, by: str, *, stage: int | None = None) -> dict[str, Totals]:
         """Add up by ``strategy``, ``op``, ``phase``, ``axis``, ``why``, ``dtype``, ``algorithm`` or ``stage``.
 
@@ -139,26 +150,25 @@ class Ledger:
         """
         if by == "stage":
             return {str(i): sums for i, sums in enumerate(self.by_stage)}
-        if by not in _KEYS:
-            raise LedgerError(f"cannot group by {by!r}: choose from {', '.join((*_KEYS, 'stage'))}.")
+        if by not in KEYS:
+            raise LedgerError(f"cannot group by {by!r}: choose from {', '.join((*KEYS, 'stage'))}.")
         sums: dict[str, Totals] = {}
         for event in self.at_stage(self.busiest_stage if stage is None else stage):
-            key = _KEYS[by](event)
+            key = KEYS[by](event)
             sums[key] = sums.get(key, Totals()) + event.totals
         return sums
 
     def rank_totals(self, rank: int) -> Totals:
-        """Totals of one rank, exact also where an algorithm makes ranks of one group send unequal amounts."""
-        sums = Totals()
-        for event in self.at_stage(self.mesh.stage(rank)):
-            price = event.price
-            if price is None or not price.runs:
-                sums += event.totals
-                continue
-            sent, received = price.at(self.group_of(event, rank).index(rank))
-            calls = event.calls
-            sums += Totals(calls, calls * event.payload_bytes, calls * sent, calls * received)
-        return sums
+        """Totals of one rank, exact also where ranks of one group send unequal amounts, or to other nodes than others."""
+        own = self.at_stage(self.mesh.stage(rank))
+        return sum((own.paid(event, rank) for event in own), Totals())
+
+    def paid(self, event: Event, rank: int) -> Totals:
+        """All calls of one event by one rank of its stages. Prices live above the ledger and are loaded by name."""
+        if event.price is None:
+            return event.totals
+        totals: Totals = import_module("meshcost.price").totals_of(event, self.mesh, rank)
+        return totals
 
     def group_of(self, event: Event, rank: int) -> Group:
         """Ranks of the group in which ``rank`` makes this call."""

@@ -12,7 +12,7 @@ from sympy import Symbol
 
 from meshcost import document
 from meshcost.errors import FormulaError, LedgerError
-from meshcost.event import OPERATIONS, Event, Phase, Price, Site
+from meshcost.event import CLUSTER, OPERATIONS, Event, Phase, Price, Site
 from meshcost.formula import bind, parse, pretty
 from meshcost.ledger import Ledger
 from meshcost.mesh import EXPERT_AXES, Mesh
@@ -46,6 +46,8 @@ class _OneCall(_Record):
     received_bytes: Natural
     intra_node_bytes: Natural
     inter_node_bytes: Natural
+    cluster_sent_bytes: Natural
+    cluster_inter_node_bytes: Natural
 
 
 class _Site(_Record):
@@ -71,6 +73,8 @@ class _Event(_Record):
     received_bytes: Natural
     intra_node_bytes: Natural
     inter_node_bytes: Natural
+    cluster_sent_bytes: Natural
+    cluster_inter_node_bytes: Natural
     algorithm: Text
     formula: _Formula
     values: dict[str, int | str]
@@ -140,7 +144,12 @@ def _totals(ledger: Ledger) -> dict[str, Any]:
         f"by_{key}": {name: sums.as_dict() for name, sums in ledger.group(key).items()}
         for key in ("strategy", "op", "phase", "axis", "stage")
     }
-    return {**ledger.totals.as_dict(), "busiest_stage": ledger.busiest_stage, **split}
+    return {**ledger.totals.as_dict(), **cluster(ledger), "busiest_stage": ledger.busiest_stage, **split}
+
+
+def cluster(whole: Event | Ledger) -> dict[str, int]:
+    """What all ranks together send, as JSON has it."""
+    return {name: getattr(whole, name) for name in CLUSTER}
 
 
 def _event(event: Event) -> dict[str, Any]:
@@ -158,6 +167,7 @@ def _event(event: Event) -> dict[str, Any]:
         "count": event.calls,
         **{key: value for key, value in sums.items() if key != "calls"},
         "payload_bytes": event.payload_bytes,
+        **cluster(event),
         "algorithm": price.algorithm,
         "formula": {
             "payload": pretty(event.payload),
@@ -166,10 +176,7 @@ def _event(event: Event) -> dict[str, Any]:
             "received": pretty(price.received),
         },
         "values": {str(x): _number(event.values[x]) for x in sorted(symbols, key=str)},
-        "one_call": {
-            name: getattr(price, name)
-            for name in ("sent_bytes", "received_bytes", "intra_node_bytes", "inter_node_bytes")
-        },
+        "one_call": {name: getattr(price, name) for name in _OneCall.model_fields},
         "runs": [list(run) for run in price.runs],
         "site": {
             "unit": event.site.unit,
@@ -238,7 +245,7 @@ def _read_event(index: int, record: _Event, mesh: Mesh) -> Event:
     return event
 
 
-_NUMBERS = ("count", "payload_bytes", "sent_bytes", "received_bytes", "intra_node_bytes", "inter_node_bytes")
+_NUMBERS = ("count", "payload_bytes", *_OneCall.model_fields)
 
 
 def _fits(event: Event, mesh: Mesh) -> None:

@@ -5,6 +5,7 @@ ranks are factored a second time for experts: expert_tensor innermost, then expe
 (expert_data). Expert parallelism is carved out of the stage, it is not one more factor of the world.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product, takewhile
@@ -85,24 +86,27 @@ class Mesh:
         for place in product(*(range(sizes[axis]) for axis in others)):
             yield self._members(sizes, {axis: (at,) for axis, at in zip(others, place, strict=True)})
 
-    def samples(self, axes: tuple[str, ...], stages: Iterable[int]) -> list[Group]:
-        """Some groups of these stages, at least one for each way in which groups along ``axes`` can lie on nodes.
+    def samples(self, axes: tuple[str, ...], stages: Iterable[int]) -> dict[Group, int]:
+        """Some groups of these stages, one for each way in which groups along ``axes`` lie on nodes, and how many lie so.
 
         Two groups whose first ranks have the same place within their node cross nodes alike, because all groups of the
         same axes have the same shape. So the places are enumerated, not the groups.
+
+        >>> Mesh({"tensor": 2, "data": 8}, gpus_per_node=4).samples(("tensor",), (0,))
+        {(0, 1): 4, (2, 3): 4}
         """
         steps = self._steps(axes)
         if steps is None:
             return self._uneven(axes, stages)
         offsets = _offsets(run for axis in axes for run in steps.get(axis, ()))
-        node, starts = self.gpus_per_node, {0}
+        node, starts = self.gpus_per_node, {0: 1}
         for axis in (axis for axis in steps if axis not in axes):
             for size, stride in steps[axis]:
-                places = tuple(stages) if axis == "pipeline" else range(min(size, node))
-                starts = {(start + place * stride) % node for start in starts for place in places}
-        return [tuple(start + offset for offset in offsets) for start in sorted(starts)]
+                places = dict.fromkeys(stages, 1) if axis == "pipeline" else _alike(size, node)
+                starts = _moved(starts, places, stride, node)
+        return {tuple(start + offset for offset in offsets): starts[start] for start in sorted(starts)}
 
-    def _uneven(self, axes: tuple[str, ...], stages: Iterable[int]) -> list[Group]:
+    def _uneven(self, axes: tuple[str, ...], stages: Iterable[int]) -> dict[Group, int]:
         """Samples where the pipeline axis cuts groups of experts at different members.
 
         What repeats is the place within the stage at which a group starts: after ``period`` places the cuts are the same
@@ -113,16 +117,17 @@ class Mesh:
         runs = dict(
             zip(self.expert, zip(self.expert.values(), _strides(self.expert), strict=True), strict=True)
         )
-        offsets, starts = _offsets(runs[axis] for axis in axes if axis in runs), {0}
+        offsets, starts = _offsets(runs[axis] for axis in axes if axis in runs), {0: 1}
         for size, stride in (runs[axis] for axis in runs if axis not in axes):
-            places = range(min(size, period))
-            starts = {(start + place * stride) % period for start in starts for place in places}
+            starts = _moved(starts, _alike(size, period), stride, period)
         together = [range(self.stages)] if "pipeline" in axes else [(stage,) for stage in stages]
-        return [
-            tuple(sorted(self._rank(start + offset, stage) for stage in group for offset in offsets))
+        return {
+            tuple(sorted(self._rank(start + offset, stage) for stage in group for offset in offsets)): starts[
+                start
+            ]
             for start in sorted(starts)
             for group in together
-        ]
+        }
 
     # -- the two factorings ------------------------------------------------------------------------------------------
 
@@ -184,6 +189,19 @@ class Mesh:
 def _offsets(steps: Iterable[tuple[int, int]]) -> list[int]:
     """Distances of the members of a group from its first, for (places, stride) of each axis."""
     return sorted(map(sum, product(*(range(0, size * stride, stride) for size, stride in steps))))
+
+
+def _alike(size: int, period: int) -> dict[int, int]:
+    """Places along an axis up to the first that is like an earlier one, each with the number of places like it."""
+    return {place: len(range(place, size, period)) for place in range(min(size, period))}
+
+
+def _moved(starts: Mapping[int, int], places: Mapping[int, int], stride: int, period: int) -> dict[int, int]:
+    """Where groups start, and how many, after a step to each of these places along one more axis."""
+    found = Counter[int]()
+    for (start, groups), (place, alike) in product(starts.items(), places.items()):
+        found[(start + place * stride) % period] += groups * alike
+    return found
 
 
 def _strides(sizes: Mapping[str, int]) -> list[int]:

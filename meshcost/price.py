@@ -4,30 +4,27 @@ This is where the ledger, the mesh and the collectives shelf meet. Which bytes c
 ranks: rank i sits in node i // gpus_per_node, and an algorithm says to whom each position of a group sends.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from itertools import groupby
-from math import gcd
 from typing import NamedTuple
 
 from sympy import Expr
 
 from meshcost import symbols as sym
-from meshcost.collectives import Algorithm, choose
-from meshcost.collectives.algorithm import Pattern
-from meshcost.collectives.hierarchical import OnNodes
-from meshcost.event import Event, Price, Run
+from meshcost.collectives import Algorithm
+from meshcost.crossing import between, pattern, placed, rows
+from meshcost.event import Event, Price, Run, Totals
 from meshcost.formula import bind
 from meshcost.mesh import Mesh
+from meshcost.unroll import group_of
 
 
-class Split(NamedTuple):
-    """What the rank that sends the most between nodes sends: (between nodes, all), as counts of equal parts."""
+class _Traffic(NamedTuple):
+    """What one call sends: by the busiest rank between nodes, by all ranks of all groups, and by those between nodes."""
 
     between: int
-    total: int
+    cluster: int
+    cluster_between: int
 
 
 @dataclass
@@ -36,27 +33,29 @@ class Pricer:
 
     mesh: Mesh
     algorithms: Mapping[str, str] = field(default_factory=dict)
-    _splits: dict[tuple[object, ...], Split] = field(default_factory=dict)
+    _traffic: dict[tuple[object, ...], _Traffic] = field(default_factory=dict)
     _formulas: dict[tuple[Expr, Expr, Expr], Expr] = field(default_factory=dict)
 
     def price(self, event: Event, ranks: Expr) -> Event:
         """Return the event with its price; ``ranks`` is the size of its group as a formula."""
-        algorithm = self._placed(event, choose(event.op, self.algorithms.get(event.op)))
+        algorithm = placed(event, self.mesh, self.algorithms.get(event.op))
         size, payload, item = event.group_size, event.payload_bytes, event.item_bytes
         sent, received = algorithm.wire(event.op, ranks=size, elements=payload // item, item=item)
         numbers = {sym.S: payload, sym.n: size}
+        runs = _runs(event, algorithm)
         sent_bytes = bind(sent, numbers)
-        split = self._split(event, algorithm)
-        between = sent_bytes * split.between // split.total if split.total else 0
+        traffic = self._sends(event, algorithm, _sent(event, sent_bytes, runs))
         price = Price(
             algorithm=algorithm.name,
             sent=event.count * self._formula(sent, event.payload, ranks),
             received=event.count * self._formula(received, event.payload, ranks),
             sent_bytes=sent_bytes,
             received_bytes=bind(received, numbers),
-            intra_node_bytes=sent_bytes - between,
-            inter_node_bytes=between,
-            runs=_runs(event, algorithm),
+            intra_node_bytes=sent_bytes - traffic.between,
+            inter_node_bytes=traffic.between,
+            cluster_sent_bytes=traffic.cluster,
+            cluster_inter_node_bytes=traffic.cluster_between,
+            runs=runs,
         )
         return replace(event, price=price)
 
@@ -67,74 +66,44 @@ class Pricer:
             self._formulas[key] = form.xreplace({sym.S: payload, sym.n: ranks})
         return self._formulas[key]
 
-    def _split(self, event: Event, algorithm: Algorithm) -> Split:
-        pattern = _pattern(algorithm, event.op, event.group_size)
-        key = (event.axes, event.stages, event.pairs, event.shift, event.op == "send", pattern)
-        if key not in self._splits:
-            nodes = self._nodes(event)
-            if pattern == "all":
-                self._splits[key] = _to_all(nodes)
-            elif pattern == "next":
-                self._splits[key] = _to_next(event, nodes)
-            elif pattern == "switch":
-                self._splits[key] = Split(int(any(len(set(row)) > 1 for row in nodes)), 1)
-            else:
-                self._splits[key] = _along(pattern, nodes)
-        return self._splits[key]
-
-    def _placed(self, event: Event, algorithm: Algorithm) -> Algorithm:
-        """Tell an algorithm that knows nodes how many neighbours in the group share one."""
-        if not isinstance(algorithm, OnNodes):
-            return algorithm
-        shared = (len(list(run)) for row in self._nodes(event) for _, run in groupby(row))
-        return algorithm.placed(gcd(*shared))
-
-    def _nodes(self, event: Event) -> list[list[int]]:
-        """Node of each member, for groups that stand for all in which the event happens."""
-        groups = self.mesh.samples(event.axes, event.stages)
-        nodes = [[rank // self.mesh.gpus_per_node for rank in group] for group in groups]
-        return (
-            [[row[stage] for stage in pair] for row in nodes for pair in event.pairs]
-            if event.pairs
-            else nodes
-        )
+    def _sends(self, event: Event, algorithm: Algorithm, sent: list[int]) -> _Traffic:
+        """Add up one call of every group; of the busiest ranks, the one counts that sends the most between nodes."""
+        where = (event.axes, event.stages, event.pairs, event.shift)
+        key = (*where, event.op, event.payload_bytes, event.item_bytes, algorithm)
+        if key not in self._traffic:
+            busiest, cluster, cluster_between = (0, 0), 0, 0
+            for row in rows(event, self.mesh):
+                crossing = between(event, algorithm, row.nodes, sent)
+                busiest = max(busiest, *zip(sent, crossing, strict=True))
+                cluster += row.groups * sum(sent)
+                cluster_between += row.groups * sum(crossing)
+            self._traffic[key] = _Traffic(busiest[1], cluster, cluster_between)
+        return self._traffic[key]
 
 
-def _to_next(event: Event, nodes: list[list[int]]) -> Split:
-    """A rank that sends to the next one sends either everything between nodes, or nothing."""
-    message, members = event.op in ("send", "recv"), event.group_size
-    shift = event.shift if message else 1
-    one_way = message and event.axes == ("pipeline",)
-    senders = event.stages if one_way else range(members)
-    crosses = any(row[at] != row[(at + shift) % members] for row in nodes for at in senders)
-    return Split(int(crosses), 1)
+def totals_of(event: Event, mesh: Mesh, rank: int) -> Totals:
+    """All calls of an event by one rank. The rank has to be of one of its stages."""
+    price, calls = event.priced, event.calls
+    group = group_of(event, mesh, rank)
+    at, nodes = group.index(rank), [member // mesh.gpus_per_node for member in group]
+    sent, received = price.at(at)
+    each = _sent(event, price.sent_bytes, price.runs)
+    crossing = between(event, placed(event, mesh, price.algorithm), nodes, each)[at]
+    amounts = (event.payload_bytes, sent, received, sent - crossing, crossing)
+    return Totals(calls, *(calls * amount for amount in amounts))
 
 
-def _to_all(nodes: list[list[int]]) -> Split:
-    """A rank with the fewest neighbours in its own node sends the most between nodes."""
-    members = len(nodes[0])
-    fewest = min(min(Counter(row).values()) for row in nodes)
-    return Split(members - fewest, members - 1)
-
-
-def _along(edges: tuple[tuple[int, int, int], ...], nodes: list[list[int]]) -> Split:
-    """Of the ranks that send the most cells, one that sends the most of them between nodes."""
-    sent = Counter[int]()
-    for source, _, cells in edges:
-        sent[source] += cells
-    most = max(sent.values(), default=0)
-    between = 0
-    for row in nodes:
-        crossing = Counter[int]()
-        for source, target, cells in edges:
-            crossing[source] += cells * (row[source] != row[target])
-        between = max(between, *(crossing[source] for source in sent if sent[source] == most))
-    return Split(between, most)
-
-
-@lru_cache(maxsize=64)
-def _pattern(algorithm: Algorithm, op: str, ranks: int) -> Pattern:
-    return algorithm.pattern(op, ranks)
+def _sent(event: Event, busiest: int, runs: tuple[Run, ...]) -> list[int]:
+    """Bytes that each position of a group sends in one call; a message leaves only the stages that call."""
+    size = event.group_size
+    if event.op == "send" and event.axes == ("pipeline",):
+        return [busiest * (stage in event.stages) for stage in range(size)]
+    ends = (*(first for first, _, _ in runs[1:]), size)
+    return [
+        sent
+        for (first, sent, _), end in zip(runs or [(0, busiest, 0)], ends, strict=True)
+        for _ in range(first, end)
+    ]
 
 
 def _runs(event: Event, algorithm: Algorithm) -> tuple[Run, ...]:
@@ -150,7 +119,7 @@ def _runs(event: Event, algorithm: Algorithm) -> tuple[Run, ...]:
     alike = op in algorithm.alike
     if alike and algorithm.even(op, size, elements):
         return ()
-    alike &= isinstance(_pattern(algorithm, op, size), str)
+    alike = alike and isinstance(pattern(event, algorithm), str)
     edge = elements % size
     near = {at % size for place in (0, edge) for at in range(place - 3, place + 4)}
     runs: list[Run] = []

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Literal, NamedTuple
 
 from sympy import Expr, Integer, Rational, ceiling, floor
@@ -31,8 +32,8 @@ __all__ = [
     "largest_to_others",
 ]
 
-#: To whom a rank sends: to the next rank, to all others alike, through a switch, or along a list of edges
-#: (source, target, cells), where all cells have one size.
+#: To whom a rank sends: to the next rank, to all others, through a switch, or along a list of edges (source, target,
+#: weight). A weight counts cells, or their elements where the cells are given.
 Pattern = Literal["next", "all", "switch"] | tuple[tuple[int, int, int], ...]
 
 NOTHING = Integer(0)
@@ -122,6 +123,10 @@ class Algorithm(ABC):
             return cut_rows(ranks, elements=elements)
         return cut_evenly(*self.cut(op, ranks), elements=0 if op == "barrier" else elements)
 
+    def units(self, op: str, ranks: int) -> Cells:
+        """Cells of one element each."""
+        return self.cells(op, ranks, ranks if op == "all_to_all" else prod(self.cut(op, ranks)))
+
     def position(self, op: str, at: int, ranks: int, elements: int) -> tuple[int, int]:
         """Elements (sent, received) of one position in the group, for a buffer of ``elements``."""
         if ranks == 1:
@@ -152,13 +157,14 @@ class Algorithm(ABC):
         )
         return sent, received
 
-    def pattern(self, op: str, ranks: int) -> Pattern:
-        """To whom each position sends, and how many cells: the schedule, added up."""
+    def pattern(self, op: str, ranks: int, cells: Cells | None = None) -> Pattern:
+        """To whom each position sends, and how much: the schedule, added up. Without ``cells``, each counts one."""
         edges = Counter[tuple[int, int]]()
         for messages in self.moves(op, ranks):
             for move in messages:
-                edges[move.source, move.target] += len(move.cells)
-        return tuple((source, target, cells) for (source, target), cells in edges.items())
+                size = len(move.cells) if cells is None else sum(cells[cell] for cell in move.cells)
+                edges[move.source, move.target] += size
+        return tuple((*edge, weight) for edge, weight in edges.items() if weight)
 
     def steps(self, op: str, ranks: int, elements: int, cell_elements: Sequence[int] | None = None) -> Steps:
         """Return the schedule of an operation as data.

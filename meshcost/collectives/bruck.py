@@ -65,12 +65,12 @@ class Bruck(Algorithm):
                 for i in range(ranks)
             ]
 
-    def pattern(self, op: str, ranks: int) -> Pattern:
-        """In an all-to-all, to the rank 2**k further on as many cells as distances have bit k."""
-        if op != "all_to_all":
-            return super().pattern(op, ranks)
-        cells = {step: sum(1 for d in range(ranks) if d & step) for step in _steps(ranks)}
-        return tuple((i, (i + step) % ranks, cells[step]) for step in cells for i in range(ranks))
+    def pattern(self, op: str, ranks: int, cells: Cells | None = None) -> Pattern:
+        """In an all-to-all of equal cells, to the rank 2**k further on as many as distances have bit k."""
+        if op != "all_to_all" or cells is not None:
+            return super().pattern(op, ranks, cells)
+        far = {step: sum(1 for d in range(ranks) if d & step) for step in _steps(ranks)}
+        return tuple((i, (i + step) % ranks, number) for step, number in far.items() for i in range(ranks))
 
 
 def _steps(ranks: int) -> list[int]:

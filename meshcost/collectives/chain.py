@@ -54,9 +54,9 @@ class Chain(Algorithm):
             places = range(max(0, step - self.segments + 1), min(len(edges), step + 1))
             yield [Move(*edges[at][:2], (step - at,), edges[at][2]) for at in places]
 
-    def pattern(self, op: str, ranks: int) -> Pattern:
+    def pattern(self, op: str, ranks: int, cells: Cells | None = None) -> Pattern:
         """Along the chain."""
-        return RING.pattern(op, ranks)
+        return RING.pattern(op, ranks, cells)
 
 
 CHAIN = Chain()

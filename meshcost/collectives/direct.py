@@ -101,11 +101,11 @@ class Direct(Algorithm):
         ends = all_but_smallest(item), largest_to_others(item)
         return ends[::-1] if op == "all_gather" else ends
 
-    def pattern(self, op: str, ranks: int) -> Pattern:
+    def pattern(self, op: str, ranks: int, cells: Cells | None = None) -> Pattern:
         """To all others alike, from or to the root, or to one peer."""
         if op in ("send", "recv"):
             return "next"
-        return super().pattern(op, ranks) if op in _ROOTED else "all"
+        return super().pattern(op, ranks, cells) if op in _ROOTED else "all"
 
 
 DIRECT = Direct()

@@ -79,14 +79,24 @@ class Hierarchical(OnNodes):
         return 2 * S * (n / self.per_node - 1) / n
 
     def moved(self, op: str, at: int, ranks: int, cells: Cells) -> tuple[int, int]:
-        """A turn on each level, twice: all shares but one of the buffer, and all cells but one of the own share."""
+        """What both levels send and receive: a rank receives what the one before it on that level sends."""
+        inside, _ = self.nodes(ranks)
+        near, far = self.sent_by_level(at, ranks, cells)
+        first = at - at % inside
+        before, _ = self.sent_by_level(first + (at - 1) % inside, ranks, cells)
+        _, behind = self.sent_by_level((at - inside) % ranks, ranks, cells)
+        return near + far, before + behind
+
+    def sent_by_level(self, at: int, ranks: int, cells: Cells) -> tuple[int, int]:
+        """Elements sent inside the node, and to the next node.
+
+        A turn on each level, twice: all shares but one of the buffer, and all cells but one of the own share.
+        """
         inside, nodes = self.nodes(ranks)
         node, local = divmod(at, inside)
-        before, own, after = (cells.turn((local + i) % inside * nodes, nodes) for i in (-1, 0, 1))
-        first, mine, last = (cells[local * nodes + (node + i) % nodes] for i in (-1, 0, 1))
-        sent = (cells.total - own) + (cells.total - after) + (own - mine) + (own - last)
-        received = (cells.total - before) + (cells.total - own) + (own - first) + (own - mine)
-        return sent, received
+        own, after = (cells.turn((local + i) % inside * nodes, nodes) for i in (0, 1))
+        mine, last = (cells[local * nodes + (node + i) % nodes] for i in (0, 1))
+        return (cells.total - own) + (cells.total - after), (own - mine) + (own - last)
 
     def moves(self, op: str, ranks: int) -> Iterator[list[Move]]:
         """Rings inside all nodes, rings between equal places, rings inside again."""
@@ -101,12 +111,15 @@ class Hierarchical(OnNodes):
                     for move in messages
                 ]
 
-    def pattern(self, op: str, ranks: int) -> Pattern:
+    def pattern(self, op: str, ranks: int, cells: Cells | None = None) -> Pattern:
         """To the next rank of the node, and to the same place in the next node."""
-        inside, nodes = self.nodes(ranks)
-        near = ((i, i - i % inside + (i + 1) % inside, 2 * (inside - 1) * nodes) for i in range(ranks))
-        far = ((i, (i + inside) % ranks, 2 * (nodes - 1)) for i in range(ranks))
-        return tuple(edge for edge in (*near, *far) if edge[2])
+        inside, _ = self.nodes(ranks)
+        cut = cells or self.units(op, ranks)
+        edges: list[tuple[int, int, int]] = []
+        for at in range(ranks):
+            near, far = self.sent_by_level(at, ranks, cut)
+            edges += ((at, at - at % inside + (at + 1) % inside, near), (at, (at + inside) % ranks, far))
+        return tuple(edge for edge in edges if edge[2])
 
 
 @lru_cache(maxsize=64)

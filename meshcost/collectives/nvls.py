@@ -60,7 +60,7 @@ class Nvls(Algorithm):
             yield [Move(i, ranks, (i,)) for i in range(ranks)]
             yield [Move(ranks, i, range(ranks)) for i in range(ranks)]
 
-    def pattern(self, op: str, ranks: int) -> Pattern:
+    def pattern(self, op: str, ranks: int, cells: Cells | None = None) -> Pattern:
         """Through the switch."""
         return "switch"
 

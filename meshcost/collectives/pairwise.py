@@ -60,7 +60,7 @@ class Pairwise(Algorithm):
         """The smallest chunk stays at home on one rank, the largest arrives from everybody on another."""
         return all_but_smallest(item), largest_to_others(item)
 
-    def pattern(self, op: str, ranks: int) -> Pattern:
+    def pattern(self, op: str, ranks: int, cells: Cells | None = None) -> Pattern:
         """To all others alike."""
         return "all"
 

@@ -69,10 +69,11 @@ class Ring(Algorithm):
             most += S - item * floor((S + item) / (n * item))
         return most, most
 
-    def pattern(self, op: str, ranks: int) -> Pattern:
+    def pattern(self, op: str, ranks: int, cells: Cells | None = None) -> Pattern:
         """Around the ring; a chain leaves out one edge."""
         if op in ("broadcast", "reduce"):
-            return tuple((source, target, 1) for source, target in _chain(op, ranks))
+            whole = 1 if cells is None else cells.total
+            return tuple((source, target, whole) for source, target in _chain(op, ranks))
         return "next"
 
 

@@ -1,5 +1,6 @@
 """Several rings at once: the buffer is shared out over rings that visit the ranks in different orders."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -76,13 +77,16 @@ class Rings(Algorithm):
                 for move in messages
             ]
 
-    def pattern(self, op: str, ranks: int) -> Pattern:
+    def pattern(self, op: str, ranks: int, cells: Cells | None = None) -> Pattern:
         """To the next rank of each ring; where two rings have one step, twice."""
-        turns = (2 if op == "all_reduce" else 1) * (ranks - 1)
-        steps = {stride: self.strides(ranks).count(stride) for stride in self.strides(ranks)}
-        return tuple(
-            (i, (i + stride) % ranks, turns * times) for i in range(ranks) for stride, times in steps.items()
-        )
+        edges = Counter[tuple[int, int]]()
+        for channel, stride in enumerate(self.strides(ranks)):
+            own = [1 if cells is None else cells[i * self.channels + channel] for i in range(ranks)]
+            scatter, gather, whole = op != "all_gather", op != "reduce_scatter", sum(own)
+            for at in range(ranks):
+                there = (at + stride) % ranks
+                edges[at, there] += scatter * (whole - own[at]) + gather * (whole - own[there])
+        return tuple((*edge, weight) for edge, weight in edges.items() if weight)
 
 
 BIDIRECTIONAL_RING = Rings("bidirectional_ring", channels=2, bidirectional=True)

@@ -43,12 +43,14 @@ class ScatterAllGather(Algorithm):
         yield from TREE.moves("scatter", ranks)
         yield from self.gather.moves("all_gather", ranks)
 
-    def pattern(self, op: str, ranks: int) -> Pattern:
+    def pattern(self, op: str, ranks: int, cells: Cells | None = None) -> Pattern:
         """Edges of the tree, and those of the all-gather."""
-        edges = self.gather.pattern("all_gather", ranks)
+        edges = self.gather.pattern("all_gather", ranks, cells)
         if isinstance(edges, str):
-            edges = tuple((i, (i + 1) % ranks, ranks - 1) for i in range(ranks))
-        tree = TREE.pattern("scatter", ranks)
+            cut = cells or self.units(op, ranks)
+            sent = (self.gather.moved("all_gather", i, ranks, cut)[0] for i in range(ranks))
+            edges = tuple((i, (i + 1) % ranks, amount) for i, amount in enumerate(sent))
+        tree = TREE.pattern("scatter", ranks, cells)
         return (*tree, *edges) if isinstance(tree, tuple) else tree
 
 

@@ -49,7 +49,7 @@ class Sharp(Algorithm):
         yield [Move(i, ranks, (i if own else 0,), add=op != "broadcast") for i in range(givers)]
         yield [Move(ranks, i, range(ranks) if own else (0,)) for i in range(takers)]
 
-    def pattern(self, op: str, ranks: int) -> Pattern:
+    def pattern(self, op: str, ranks: int, cells: Cells | None = None) -> Pattern:
         """Through the switch."""
         return "switch"
 

@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 from meshcost.clusters import Cluster
 from meshcost.errors import LedgerError
-from meshcost.event import Event, Totals
-from meshcost.ledger import Ledger
+from meshcost.event import CLUSTER, Event, Totals
+from meshcost.ledger import KEYS, Ledger
+from meshcost.ledger_json import cluster
 from meshcost.timing import seconds
 
-INSIDE, BETWEEN, UNPLACED = "inside a node", "between nodes", "not told apart"
+INSIDE, BETWEEN = "inside a node", "between nodes"
 
 
 class Line(NamedTuple):
@@ -71,8 +72,7 @@ class Bill:
         """Time of the payer's calls, added up as ``groups`` adds up bytes."""
         sums: dict[str, list[Event]] = {}
         for event in self._own_events():
-            (key,) = _alone(self.ledger, event).group(by, stage=self.payer_stage)
-            sums.setdefault(key, []).append(event)
+            sums.setdefault(KEYS[by](event), []).append(event)
         return {key: self.seconds(*events) for key, events in sums.items()}
 
     @property
@@ -122,17 +122,37 @@ class Bill:
             return self._stages()
         sums: dict[str, Totals] = {}
         for event in self._own_events():
-            (key,) = _alone(self.ledger, event).group(by, stage=self.payer_stage)
+            key = KEYS[by](event)
             sums[key] = sums.get(key, Totals()) + self._pays(event)
         if by == "phase":
             return sums
         return dict(sorted(sums.items(), key=lambda item: -max(item[1].sent_bytes, item[1].received_bytes)))
 
+    @property
+    def all_together(self) -> dict[str, int]:
+        """What all ranks together send; nothing for a part of the bill."""
+        return cluster(self.ledger) if self.whole else {}
+
+    def together(self, by: str) -> dict[str, dict[str, int]]:
+        """What all ranks together send, added up as ``groups`` does; nothing for a part of the bill, or by stage.
+
+        By ``link``, ``cluster_sent_bytes`` is what takes that kind of link.
+        """
+        if not self.whole or by == "stage":
+            return {}
+        if by == "link":
+            sent, between = (cluster(self.ledger)[name] for name in CLUSTER)
+            return {INSIDE: {CLUSTER[0]: sent - between}, BETWEEN: {CLUSTER[0]: between}}
+        kinds: dict[str, list[Event]] = {}
+        for event in self.ledger:
+            kinds.setdefault(KEYS[by](event), []).append(event)
+        return {key: cluster(replace(self.ledger, events=tuple(events))) for key, events in kinds.items()}
+
     def _own_events(self) -> Iterator[Event]:
         return (event for event in self.ledger if self.payer_stage in event.stages)
 
     def _pays(self, event: Event) -> Totals:
-        return event.totals if self.rank is None else _alone(self.ledger, event).rank_totals(self.rank)
+        return event.totals if self.rank is None else self.ledger.paid(event, self.rank)
 
     def _stages(self) -> dict[str, Totals]:
         if self.whole:
@@ -143,11 +163,9 @@ class Bill:
         sums = dict.fromkeys((INSIDE, BETWEEN), Totals())
         for event in self._own_events():
             paid = self._pays(event)
-            parts = {INSIDE: paid.intra_node_bytes, BETWEEN: paid.inter_node_bytes}
-            parts[UNPLACED] = paid.sent_bytes - sum(parts.values())
-            for link, sent in parts.items():
+            for link, sent in ((INSIDE, paid.intra_node_bytes), (BETWEEN, paid.inter_node_bytes)):
                 if sent:
-                    sums[link] = sums.get(link, Totals()) + Totals(calls=paid.calls, sent_bytes=sent)
+                    sums[link] += Totals(calls=paid.calls, sent_bytes=sent)
         return sums
 
 
@@ -174,7 +192,3 @@ def names(events: tuple[Event, ...]) -> list[str]:
         seen[name] = seen.get(name, 0) + 1
         found.append(name if seen[name] == 1 else f"{name}.{seen[name]}")
     return found
-
-
-def _alone(ledger: Ledger, event: Event) -> Ledger:
-    return replace(ledger, events=(event,))

@@ -3,9 +3,12 @@
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from meshcost.event import Totals
+from sympy import Integer
+
+from meshcost.event import CLUSTER, Totals
 from meshcost.formula import pretty
 from meshcost.report.bill import Bill, Line
 from meshcost.timing import CAVEAT
@@ -13,8 +16,8 @@ from meshcost.timing import CAVEAT
 #: Columns of the events, as in the JSON of a ledger.
 EVENT_COLUMNS = (
     "number", "event", "strategy", "op", "axes", "group_size", "stages", "phase", "why", "dtype", "count", "payload_bytes",
-    "sent_bytes", "received_bytes", "intra_node_bytes", "inter_node_bytes", "algorithm", "formula_payload", "formula_count",
-    "formula_sent",
+    "sent_bytes", "received_bytes", "intra_node_bytes", "inter_node_bytes", *CLUSTER, "algorithm", "formula_payload",
+    "formula_count", "formula_sent",
 )  # fmt: skip
 _MARKDOWN_COLUMNS = (
     "number", "strategy", "op", "axes", "group_size", "stages", "phase", "why", "count", "payload_bytes", "sent_bytes",
@@ -37,11 +40,31 @@ def as_dict(bill: Bill, by: str | None = None) -> dict[str, Any]:
         return bill.ledger.to_dict() | _seconds(bill)
     part = bill.ledger.at_stage(bill.payer_stage).to_dict()
     part |= _payer(bill) | {"totals": bill.totals.as_dict()} | _seconds(bill)
+    if bill.rank is not None:
+        part["events"] = [
+            written
+            | _wire(bill.ledger.paid(event, bill.rank))
+            | {
+                "one_call": written["one_call"]
+                | _wire(bill.ledger.paid(replace(event, count=Integer(1)), bill.rank))
+            }
+            for event, written in zip(bill.ledger.at_stage(bill.payer_stage), part["events"], strict=True)
+        ]
     part["totals"] |= {
         f"by_{key}": {name: sums.as_dict() for name, sums in bill.groups(key).items()}
         for key in ("strategy", "op", "phase", "axis", "stage")
     }
     return part
+
+
+def _wire(paid: Totals) -> dict[str, int]:
+    """What one rank sends and receives, under the names that an event has for it."""
+    return {name: number for name, number in paid.as_dict().items() if name not in ("calls", "payload_bytes")}
+
+
+def _totals(bill: Bill) -> dict[str, int]:
+    """What the payer pays, and beside the busiest rank what all ranks together send."""
+    return bill.totals.as_dict() | bill.all_together
 
 
 def _seconds(bill: Bill) -> dict[str, Any]:
@@ -70,15 +93,19 @@ def _sums(bill: Bill, by: str) -> dict[str, Any]:
         "by": by,
         **_payer(bill),
         "rows": group_rows(bill, by),
-        "totals": bill.totals.as_dict(),
+        "totals": _totals(bill),
     }
 
 
 def group_rows(bill: Bill, by: str) -> list[dict[str, Any]]:
     """One row for each group, its name under the key that it is grouped by."""
-    shown = _LINK if by == "link" else _TOTALS
+    shown, cluster = _LINK if by == "link" else _TOTALS, bill.together(by)
     return [
-        {by: name, **{key: number for key, number in sums.as_dict().items() if key in shown}}
+        {
+            by: name,
+            **{key: number for key, number in sums.as_dict().items() if key in shown},
+            **cluster.get(name, {}),
+        }
         for name, sums in bill.groups(by).items()
     ]
 
@@ -138,7 +165,7 @@ def as_markdown(bill: Bill, by: str | None = None) -> str:
     table = markdown_text(columns, [{key: row[key] for key in columns} for row in rows])
     if by == "stage":
         return table
-    sums = bill.totals.as_dict()
+    sums = _totals(bill)
     last = {"count": sums["calls"], **sums, columns[1 if events else 0]: f"**{bill.payer}**"}
     last.pop("payload_bytes" if events else "", None)
     return table + _markdown_row([last.get(key, "") for key in columns])

@@ -11,7 +11,7 @@ from itertools import groupby
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from meshcost.event import Totals
+from meshcost.event import CLUSTER, Totals
 from meshcost.ledger import Ledger
 from meshcost.report import words
 from meshcost.report.bill import BETWEEN, INSIDE, Bill, Line
@@ -19,6 +19,7 @@ from meshcost.report.grid import Column, Grid
 from meshcost.report.words import Glyphs, size
 from meshcost.timing import CAVEAT
 
+SENT, LEAVING = CLUSTER
 _HEAD, _STRATEGY, _TOTAL = "bold", "bold cyan", "bold"
 _INSIDE, _BETWEEN = "green", "yellow"
 _LONGEST_BAR = 48
@@ -106,6 +107,7 @@ def _summary(bill: Bill, signs: Glyphs, width: int) -> Iterator[Text]:
         yield from _bars(bill, signs, width)
         yield from _legend(totals, signs)
     yield from _spread(bill)
+    yield from _cluster(bill)
 
 
 def _bars(bill: Bill, signs: Glyphs, width: int) -> Iterator[Text]:
@@ -157,6 +159,15 @@ def _spread(bill: Bill) -> Iterator[Text]:
         yield Text(
             f"  a rank of a stage sends from {size(low)} (stage {words.runs(tuple(alike[low]))}) to {size(high)} "
             f"(stage {words.runs(tuple(alike[high]))})"
+        )
+
+
+def _cluster(bill: Bill) -> Iterator[Text]:
+    together = bill.all_together
+    if together.get(SENT):
+        yield Text(
+            f"  all {bill.ledger.mesh.world_size:,} ranks together send {size(together[SENT])}, "
+            f"{size(together[LEAVING])} ({words.share(together[LEAVING], together[SENT])}) of it between nodes"
         )
 
 
@@ -238,38 +249,58 @@ def _closing(bill: Bill) -> Iterator[Text]:
 
 
 def _groups(bill: Bill, by: str, signs: Glyphs, width: int, *, exact: bool) -> Iterator[Text]:
-    groups, whole = bill.groups(by), bill.totals.sent_bytes
+    groups, cluster = bill.groups(by), bill.together(by)
     links = by == "link"
-    grid = Grid(
-        [
-            Column({"op": "operation"}.get(by, by), least=12),
-            Column("calls", "right"),
-            Column("payload", "right", drop=2),
-            Column("sent", "right", style="bold"),
-            Column("share", "right", drop=1),
-            Column("received", "right", drop=4),
-            Column("inside", "right", drop=3, style=_INSIDE),
-            Column("between", "right", drop=3, style=_BETWEEN),
-        ],
-        signs.line,
-    )
-    if links:
-        grid.columns = [x for x in grid.columns if x.title in ("link", "calls", "sent", "share")]
+    grid = Grid(_group_columns(by, cluster=bool(cluster)), signs.line)
     for name, sums in groups.items():
-        grid.row(*_group_cells(name, sums, whole, links=links, exact=exact))
+        grid.row(*_group_cells(bill, name, sums, cluster.get(name, {}), links=links, exact=exact))
     if by != "stage":
         grid.line()
-        grid.row(*_group_cells(bill.payer, bill.totals, whole, links=links, exact=exact), style=_TOTAL)
+        everything = bill.all_together
+        cells = _group_cells(bill, bill.payer, bill.totals, everything, links=links, exact=exact)
+        grid.row(*cells, style=_TOTAL)
     yield from grid.fit(width)
+    yield Text("")
     if by == "stage":
-        yield Text("")
         yield Text("Each row is one rank of that stage; shares are of the busiest.", style="dim")
+    if cluster:
+        yield Text(_ALL_RANKS if links else _ALL_BETWEEN, style="dim")
 
 
-def _group_cells(name: str, sums: Totals, whole: int, *, links: bool, exact: bool) -> list[str]:
-    bare = [name, f"{sums.calls:,}"]
-    sent = [size(sums.sent_bytes, exact=exact), words.share(sums.sent_bytes, whole)]
-    if links:
-        return bare + sent
-    rest = (sums.received_bytes, sums.intra_node_bytes, sums.inter_node_bytes)
-    return [*bare, size(sums.payload_bytes, exact=exact), *sent, *(size(x, exact=exact) for x in rest)]
+_ALL_RANKS = "All ranks: what all of them send together; the rest is of one rank."
+_ALL_BETWEEN = "All between: bytes between nodes, of all ranks together; the rest is of one rank."
+
+
+def _group_columns(by: str, *, cluster: bool) -> list[Column]:
+    links = by == "link"
+    every = [
+        Column({"op": "operation"}.get(by, by), least=12),
+        Column("calls", "right"),
+        Column("payload", "right", drop=2),
+        Column("sent", "right", style="bold"),
+        Column("share", "right", drop=1),
+        Column("received", "right", drop=5),
+        Column("inside", "right", drop=4, style=_INSIDE),
+        Column("between", "right", drop=4, style=_BETWEEN),
+        *([Column("all ranks" if links else "all between", "right", drop=3)] if cluster else []),
+    ]
+    return [x for x in every if not links or x.title in ("link", "calls", "sent", "share", "all ranks")]
+
+
+def _group_cells(
+    bill: Bill, name: str, sums: Totals, cluster: Mapping[str, int], *, links: bool, exact: bool
+) -> list[str]:
+    sent, together, leaving = sums.sent_bytes, cluster.get(SENT), cluster.get(LEAVING)
+    payload = [] if links else [sums.payload_bytes]
+    rest = [] if links else [sums.received_bytes, sums.intra_node_bytes, sums.inter_node_bytes]
+    last = together if links else leaving
+    before, after = ([size(x, exact=exact) for x in part] for part in ((*payload, sent), rest))
+    share = words.share(sent, bill.totals.sent_bytes)
+    return [
+        name,
+        f"{sums.calls:,}",
+        *before,
+        share,
+        *after,
+        *([] if last is None else [size(last, exact=exact)]),
+    ]

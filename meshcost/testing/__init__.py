@@ -41,6 +41,7 @@ from meshcost.testing.ledgers import (
     formulas_are_the_numbers,
     json_round_trip_is_identity,
     priced_ledger,
+    ranks_make_up_the_cluster,
 )
 from meshcost.testing.plugging import registered
 from meshcost.testing.spoilt import job_documents
@@ -62,6 +63,7 @@ __all__ = [
     "messages_match",
     "models",
     "order_of_strategies_is_irrelevant",
+    "ranks_make_up_the_cluster",
     "registered",
     "size_one_axes_add_no_call",
     "tensor_with_sequence_equals_tensor_on_the_wire",
@@ -72,6 +74,7 @@ __all__ = [
 
 _OF_LEDGERS: tuple[Callable[[Job | Ledger], None], ...] = (
     bytes_are_conserved,
+    ranks_make_up_the_cluster,
     formulas_are_the_numbers,
     calls_match_counts,
     messages_match,

@@ -12,6 +12,8 @@ from meshcost.ledger import Ledger
 from meshcost.unroll import Call
 
 _MESSAGES = ("send", "recv")
+#: Ranks of a world that are counted one by one.
+LARGEST_COUNT = 64
 
 
 def require(condition: bool, broken: str) -> None:
@@ -68,6 +70,36 @@ def _group_conserves(event: Event) -> None:
     most = tuple(max(side) for side in zip(*positions, strict=True))
     stated = (price.sent_bytes, price.received_bytes)
     require(most == stated, f"{named(event)}: the busiest ranks move {most} B, stated are {stated} B.")
+
+
+def ranks_make_up_the_cluster(subject: Job | Ledger) -> None:
+    """Check that what all ranks send, counted rank by rank, is what the events say of the cluster, in all and by node.
+
+    Of each rank, sent = intra-node + inter-node. In a world of more than ``LARGEST_COUNT`` ranks only some are looked at.
+
+    >>> job = Job(model="gpt2", parallel={"data": {"size": 3}}, batch={"sequence": 8, "global_batch": 3})
+    >>> ranks_make_up_the_cluster(job)
+    """
+    ledger = priced_ledger(subject)
+    world = ledger.mesh.world_size
+    whole = world <= LARGEST_COUNT
+    for event in ledger:
+        sent = between = 0
+        for rank in range(0, world, 1 if whole else world // LARGEST_COUNT):
+            if ledger.mesh.stage(rank) not in event.stages:
+                continue
+            paid = ledger.paid(event, rank)
+            split = paid.intra_node_bytes + paid.inter_node_bytes
+            require(
+                split == paid.sent_bytes and min(paid.intra_node_bytes, paid.inter_node_bytes) >= 0,
+                f"{named(event)}: rank {rank} sends {paid.sent_bytes} B, {split} B by link class.",
+            )
+            sent, between = sent + paid.sent_bytes, between + paid.inter_node_bytes
+        stated = (event.cluster_sent_bytes, event.cluster_inter_node_bytes)
+        require(
+            not whole or (sent, between) == stated,
+            f"{named(event)}: its ranks send {sent} B, {between} B of it between nodes; stated are {stated}.",
+        )
 
 
 def formulas_are_the_numbers(subject: Job | Ledger) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from meshcost.cli.options import By
+from meshcost.event import CLUSTER
 from meshcost.formula import bind, parse
 from meshcost.ledger import Ledger
 from meshcost.report.bill import Bill
@@ -83,6 +84,37 @@ def test_json_of_one_rank(run: Run, jobs: Jobs, ledgers: dict[str, Ledger], rank
 
 
 @every_job
+def test_every_figure_of_one_rank_is_its_own(run: Run, jobs: Jobs, ledgers: dict[str, Ledger], name: str):
+    """Ranks of one ring differ in what leaves their node: only those at its edge send between nodes."""
+    ledger, fields = ledgers[name], ("sent_bytes", "received_bytes", "intra_node_bytes", "inter_node_bytes")
+    for rank in range(ledger.mesh.world_size):
+        data = written(run, jobs[name], "--rank", rank)
+        mine = ledger.rank_totals(rank)
+        for key in fields:
+            assert sum(event[key] for event in data["events"]) == getattr(mine, key)
+            assert all(event[key] == event["count"] * event["one_call"][key] for event in data["events"])
+        for rows in (
+            [data["totals"]],
+            data["events"],
+            *(data["totals"][f"by_{x}"].values() for x in ("op", "stage")),
+        ):
+            assert all(x["intra_node_bytes"] + x["inter_node_bytes"] == x["sent_bytes"] for x in rows)
+
+
+@every_job
+def test_what_all_ranks_send_together(run: Run, jobs: Jobs, ledgers: dict[str, Ledger], name: str):
+    ledger, data = ledgers[name], written(run, jobs[name])
+    ranks = [ledger.rank_totals(rank) for rank in range(ledger.mesh.world_size)]
+    assert data["totals"]["cluster_sent_bytes"] == sum(x.sent_bytes for x in ranks)
+    assert data["totals"]["cluster_inter_node_bytes"] == sum(x.inter_node_bytes for x in ranks)
+    for key in CLUSTER:
+        assert sum(event[key] for event in data["events"]) == data["totals"][key]
+    by_op = written(run, jobs[name], "--by", "op")["rows"]
+    for row in by_op:
+        assert row["cluster_sent_bytes"] == ledger.filter(op=row["op"]).cluster_sent_bytes
+
+
+@every_job
 @pytest.mark.parametrize("by", [by.value for by in By])
 def test_every_sum_in_every_format(run: Run, jobs: Jobs, ledgers: dict[str, Ledger], name: str, by: str):
     data = written(run, jobs[name], "--by", by)
@@ -91,7 +123,7 @@ def test_every_sum_in_every_format(run: Run, jobs: Jobs, ledgers: dict[str, Ledg
         assert data == written(run, jobs[name])
         return
     assert data["by"] == by
-    assert data["totals"] == bill.totals.as_dict()
+    assert data["totals"] == bill.totals.as_dict() | bill.all_together
     rows = data["rows"]
     assert {row[by]: row["sent_bytes"] for row in rows} == {
         key: sums.sent_bytes for key, sums in bill.groups(by).items()

@@ -1,5 +1,7 @@
 """Prices of every algorithm of the shelf: what crosses nodes is what its schedule sends from one node to another."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,10 +10,11 @@ from sympy import Integer
 from meshcost import testing
 from meshcost.collectives import ALGORITHMS, Algorithm
 from meshcost.collectives.hierarchical import OnNodes
+from meshcost.crossing import placed
 from meshcost.event import OPERATIONS, Event
 from meshcost.formula import bind
 from meshcost.mesh import Mesh
-from meshcost.price import Pricer
+from meshcost.price import Pricer, totals_of
 
 CASES = [
     (name, op)
@@ -77,6 +80,42 @@ def test_bytes_between_nodes_are_those_of_the_schedule(
     assert [price.at(i) for i in range(ranks)] == [(2 * sent, 2 * received) for sent, received in positions]
     assert price.inter_node_bytes == 2 * max(between(algorithm, op, row, elements) for row in groups)
     assert price.intra_node_bytes == price.sent_bytes - price.inter_node_bytes
+
+
+@pytest.mark.parametrize(("name", "op"), CASES)
+@FEW
+@given(mesh=testing.meshes(24), elements=st.integers(1, 60), data=st.data())
+def test_what_each_rank_sends_between_nodes_is_what_its_schedule_sends(
+    name: str, op: str, mesh: Mesh, elements: int, data: st.DataObject
+):
+    """Also where chunks differ, or some are empty: a sum of one number over many ranks."""
+    axes = [axis for axis in mesh.axes if mesh.size(axis) > 1]
+    if not axes:
+        return
+    some = tuple(data.draw(st.lists(st.sampled_from(axes), min_size=1, max_size=2, unique=True)))
+    ranks, stages = mesh.size(*some), mesh.stages
+    event = called(op, some, ranks, Integer(2 * elements), stages=stages)
+    priced = Pricer(mesh, {op: name}).price(event, Integer(ranks))
+    algorithm, sums = placed(event, mesh, name), Counter[str]()
+    steps = algorithm.steps(op, ranks, elements)
+    for group in mesh.groups(some):
+        nodes = [rank // mesh.gpus_per_node for rank in group]
+        sent, crossing = [0] * ranks, [0] * ranks
+        for message in (x for messages in steps.rounds for x in messages if x.source < ranks):
+            leaves = (
+                len(set(nodes)) > 1
+                if message.target >= ranks
+                else nodes[message.source] != nodes[message.target]
+            )
+            sent[message.source] += 2 * steps.size(message)
+            crossing[message.source] += 2 * steps.size(message) * leaves
+        sums.update(sent=sum(sent), crossing=sum(crossing))
+        for at, rank in enumerate(group):
+            paid = totals_of(priced, mesh, rank)
+            assert (paid.sent_bytes, paid.inter_node_bytes) == (sent[at], crossing[at])
+            assert paid.intra_node_bytes == sent[at] - crossing[at]
+    assert priced.cluster_sent_bytes == sums["sent"]
+    assert priced.cluster_inter_node_bytes == sums["crossing"]
 
 
 @pytest.mark.parametrize(("name", "op"), CASES)

@@ -192,6 +192,11 @@ def broken(**changes) -> Ledger:
         ),
         (testing.bytes_are_conserved, {"op": "send", "count": Integer(3)}, "messages of"),
         (
+            testing.ranks_make_up_the_cluster,
+            {"op": "reduce_scatter", "price": {"cluster_inter_node_bytes": 1}},
+            "between nodes; stated are",
+        ),
+        (
             testing.formulas_are_the_numbers,
             {"op": "send", "price": {"sent": ALPHABET["m"]}},
             "its formula m gives",
