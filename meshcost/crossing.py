@@ -32,7 +32,10 @@ def rows(event: Event, mesh: Mesh) -> Iterator[Row]:
     """Every way in which the groups that make this call lie on nodes."""
     for group, number in mesh.samples(event.axes, event.stages).items():
         nodes = tuple(rank // mesh.gpus_per_node for rank in group)
-        if not event.pairs:
+        if event.split:
+            starts = range(0, len(nodes), event.split)
+            yield from (Row(nodes[start : start + event.split], number) for start in starts)
+        elif not event.pairs:
             yield Row(nodes, number)
         for pair in event.pairs:
             yield Row(tuple(nodes[stage] for stage in pair), number)

@@ -89,8 +89,8 @@ class Event:
 
     ``payload`` is the whole logical buffer of one call in bytes, ``count`` the calls of one rank in one step; ``values``
     gives every symbol its number. ``axes`` name the group, ``stages`` the pipeline stages whose ranks make the call.
-    ``pairs`` restricts a group along the pipeline axis to some stages; ``shift`` is the distance to the peer of a
-    ``send`` within its group.
+    ``pairs`` restricts a group along the pipeline axis to some stages, ``split`` to that many neighbours in it;
+    ``shift`` is the distance to the peer of a ``send`` within its group.
     """
 
     strategy: str
@@ -108,6 +108,7 @@ class Event:
     item_bytes: int = 1
     pairs: tuple[tuple[int, ...], ...] = ()
     shift: int = 0
+    split: int = 0
     price: Price | None = None
 
     @cached_property

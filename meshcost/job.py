@@ -47,6 +47,7 @@ from meshcost.strategies import (
     View,
     events,
 )
+from meshcost.strategies.data.torch_steps import torch_program
 from meshcost.strategies.expert.options import routed_experts
 from meshcost.strategies.setting import Size
 from meshcost.strategies.torch_options import TorchOptions
@@ -227,6 +228,8 @@ class Job(Options):
             first += number
         units[0] = (("embedding", 1), *units[0])
         units[-1] = (*units[-1], ("head", 1))
+        if self.framework == "torch":
+            return torch_program(self.setting, schedule, tuple(units))
         return Program(schedule, tuple(units))
 
     @cached_property
@@ -347,7 +350,7 @@ def analyze(job: Job | str | Path) -> Ledger:
 
 
 def _ranks(event: Event, view: View) -> Expr:
-    return Integer(len(event.pairs[0])) if event.pairs else view.axis(*event.axes)
+    return Integer(event.group_size) if event.pairs or event.split else view.axis(*event.axes)
 
 
 def _about(job: Job) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from fractions import Fraction
 from math import prod
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from sympy import Symbol
 
 from meshcost import document
@@ -18,7 +18,9 @@ from meshcost.ledger import Ledger
 from meshcost.mesh import EXPERT_AXES, Mesh
 from meshcost.program import Program
 from meshcost.schedule import PLACEMENT, Schedule
+from meshcost.sharding import Sharding
 from meshcost.symbols import ALPHABET
+from meshcost.torch_program import Bucket, TorchProgram
 
 FORMAT = 1
 LARGEST_WORLD = 2**20
@@ -84,6 +86,7 @@ class _Event(_Record):
     item_bytes: Positive
     pairs: tuple[tuple[Natural, ...], ...] = ()
     shift: int = 0
+    split: Natural = 0
 
 
 class _Mesh(_Record):
@@ -102,6 +105,9 @@ class _Schedule(_Record):
 class _Program(_Record):
     schedule: _Schedule
     units: tuple[tuple[tuple[str, Natural], ...], ...]
+    sharding: Sharding | None = None
+    buckets: tuple[tuple[Bucket, ...], ...] = ()
+    buckets_every: bool = False
 
 
 class _Ledger(_Record):
@@ -134,8 +140,17 @@ def to_dict(ledger: Ledger) -> dict[str, Any]:
                 name: getattr(schedule, name) for name in ("name", "ranks", "chunks", "micro_batches")
             },
             "units": [[list(run) for run in units] for units in ledger.program.units],
+            **_around(ledger.program),
         },
     }
+
+
+def _around(program: Program) -> dict[str, Any]:
+    """Write what torch calls around the units; nothing under another profile."""
+    if not isinstance(program, TorchProgram):
+        return {}
+    plain = TypeAdapter(TorchProgram).dump_python(program, mode="json")
+    return {name: plain[name] for name in ("sharding", "buckets", "buckets_every")}
 
 
 def _totals(ledger: Ledger) -> dict[str, Any]:
@@ -188,6 +203,7 @@ def _event(event: Event) -> dict[str, Any]:
         "item_bytes": event.item_bytes,
         "pairs": [list(pair) for pair in event.pairs],
         "shift": event.shift,
+        "split": event.split,
     }
 
 
@@ -224,7 +240,23 @@ def _read_program(record: _Program, mesh: Mesh) -> Program:
         raise LedgerError("program: too many micro-batches, or not one list of units for each virtual stage.")
     if sum(number for units in record.units for _, number in units) > MOST_UNITS:
         raise LedgerError(f"program.units: more than {MOST_UNITS} units.")
-    return Program(schedule, record.units)
+    if record.sharding is None and not record.buckets:
+        return Program(schedule, record.units)
+    return _read_torch_program(schedule, record)
+
+
+def _read_torch_program(schedule: Schedule, record: _Program) -> Program:
+    """Read what torch calls around the units; every place has to be one of its stage."""
+    groups = record.sharding.stages if record.sharding else ()
+    spans = [[(x.enter, x.leave) for x in stage] for stage in groups]
+    spans = spans or [[(x.ready, x.ready) for x in stage] for stage in record.buckets]
+    if len(spans) != len(record.units) or sum(map(len, spans)) > MOST_UNITS:
+        raise LedgerError("program: not one list of groups or buckets for each virtual stage, or too many.")
+    for stage, runs in zip(spans, record.units, strict=True):
+        places = sum(number for _, number in runs)
+        if any(not 0 <= enter <= leave < places for enter, leave in stage):
+            raise LedgerError("program: a group or bucket lies outside its stage.")
+    return TorchProgram(schedule, record.units, record.sharding, record.buckets, record.buckets_every)
 
 
 def _read_event(index: int, record: _Event, mesh: Mesh) -> Event:
@@ -252,7 +284,8 @@ def _fits(event: Event, mesh: Mesh) -> None:
     """Raise LedgerError unless there are such groups, stages and positions on this mesh."""
     axes = set(mesh.axes) if not set(event.axes) & set(EXPERT_AXES) else {*(mesh.expert or ()), "pipeline"}
     pairs, stages = [stage for pair in event.pairs for stage in pair], set(event.stages)
-    one_size = {len(pair) for pair in event.pairs} or {mesh.size(*event.axes)}
+    whole = mesh.size(*event.axes)
+    one_size = {len(pair) for pair in event.pairs} or {event.split or whole}
     places = [run[0] for run in event.priced.runs]
     conditions = {
         "op": event.op in OPERATIONS,
@@ -262,6 +295,7 @@ def _fits(event: Event, mesh: Mesh) -> None:
         "pairs": not pairs
         or (len(set(pairs)) == len(pairs) and max(pairs) < mesh.stages and stages <= set(pairs)),
         "shift": 0 <= event.shift < mesh.world_size,
+        "split": not event.split or (whole % event.split == 0 and not pairs),
         "runs": not places
         or (places[0] == 0 and places == sorted(set(places)) and places[-1] < event.group_size),
     }
@@ -290,6 +324,7 @@ def _build_event(record: _Event) -> Event:
 
 _PLAIN = (
     "strategy", "op", "axes", "group_size", "phase", "why", "dtype", "stages", "item_bytes", "pairs", "shift",
+    "split",
 )  # fmt: skip
 
 

@@ -68,7 +68,7 @@ class Pricer:
 
     def _sends(self, event: Event, algorithm: Algorithm, sent: list[int]) -> _Traffic:
         """Add up one call of every group; of the busiest ranks, the one counts that sends the most between nodes."""
-        where = (event.axes, event.stages, event.pairs, event.shift)
+        where = (event.axes, event.stages, event.pairs, event.shift, event.split)
         key = (*where, event.op, event.payload_bytes, event.item_bytes, algorithm)
         if key not in self._traffic:
             busiest, cluster, cluster_between = (0, 0), 0, 0

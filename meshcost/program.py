@@ -11,7 +11,10 @@ Phase = Literal["forward", "backward", "optimizer"]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One unit in one pass. ``first`` and ``last`` say whether it is the unit's first or last pass in the step."""
+    """One unit in one pass. ``first`` and ``last`` say whether it is the unit's first or last pass in the step.
+
+    ``above`` and ``upto`` restrict the part to events whose order lies between them: something else is called there.
+    """
 
     unit: str
     phase: Phase
@@ -22,6 +25,12 @@ class Part:
     ops: Literal["send", "others"] | None = None
     peer_stage: int | None = None
     shift: int = 0
+    above: tuple[int, ...] | None = None
+    upto: tuple[int, ...] | None = None
+
+    def holds(self, order: tuple[int, ...]) -> bool:
+        """Whether an event of this order lies within the part."""
+        return (self.above is None or order > self.above) and (self.upto is None or order <= self.upto)
 
     @property
     def layer(self) -> int | None:
@@ -91,13 +100,13 @@ class Program:
     def _pass(self, rank: int, action: Action, *, first: bool, last: bool) -> Iterator[Part]:
         phase: Literal["forward", "backward"] = "forward" if action.kind == "F" else "backward"
         step = 1 if action.kind == "F" else -1
-        yield from self._boundary(rank, action, phase, action.stage - step, "others")
-        units = list(self._labelled(action.stage))
+        yield from self.boundary(rank, action, phase, action.stage - step, "others")
+        units = list(self.labelled(action.stage))
         for unit, label in units if step == 1 else reversed(units):
             yield Part(unit, phase, action.micro_batch, label, first, last)
-        yield from self._boundary(rank, action, phase, action.stage + step, "send")
+        yield from self.boundary(rank, action, phase, action.stage + step, "send")
 
-    def _boundary(
+    def boundary(
         self,
         rank: int,
         action: Action,
@@ -105,6 +114,7 @@ class Program:
         neighbour: int,
         ops: Literal["send", "others"],
     ) -> Iterator[Part]:
+        """Yield the boundary to a neighbouring stage, unless it is on the same rank or there is none."""
         if not 0 <= neighbour < self.schedule.virtual_stages:
             return
         peer = self.schedule.host(neighbour, action.micro_batch)
@@ -113,7 +123,8 @@ class Program:
             shift = (peer - rank if ops == "send" else rank - peer) % ranks
             yield Part("boundary", phase, action.micro_batch, label, ops=ops, peer_stage=peer, shift=shift)
 
-    def _labelled(self, stage: int) -> Iterator[tuple[str, str]]:
+    def labelled(self, stage: int) -> Iterator[tuple[str, str]]:
+        """Yield the units of a virtual stage, each with its label: ``dense 3`` is the block of layer 3."""
         layer = sum(n for runs in self.units[:stage] for unit, n in runs if unit not in ("embedding", "head"))
         for unit, number in self.units[stage]:
             for _ in range(number):

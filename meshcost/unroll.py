@@ -28,6 +28,9 @@ class Call:
 def group_of(event: Event, mesh: Mesh, rank: int) -> Group:
     """Ranks of the group in which a rank makes this call."""
     members = mesh.group(rank, event.axes)
+    if event.split:
+        first = members.index(rank) // event.split * event.split
+        return members[first : first + event.split]
     if not event.pairs:
         return members
     stage = mesh.stage(rank)
@@ -57,12 +60,14 @@ class Unroller:
             for event in self.sites.get((part.unit, part.phase), ()):
                 if layer is not None and layer < event.site.from_layer:
                     continue
-                if part.allows(event.op, event.site.micro_batches, event.shift):
+                if part.holds(event.site.order) and part.allows(
+                    event.op, event.site.micro_batches, event.shift
+                ):
                     call = self._call(event, part.label, part.micro_batch, part.peer_stage)
                     yield from (call for _ in range(event.site.repeat))
 
     def _call(self, event: Event, unit: str, micro_batch: int | None, peer_stage: int | None) -> Call:
-        key = (event.axes, event.pairs)
+        key = (event.axes, event.pairs, event.split)
         if key not in self.groups:
             self.groups[key] = group_of(event, self.mesh, self.rank)
         group = self.groups[key]

@@ -12,6 +12,7 @@ from meshcost.strategies.base import Strategy
 from meshcost.strategies.context import textbook as context
 from meshcost.strategies.context.options import ContextParallel
 from meshcost.strategies.data import textbook as data
+from meshcost.strategies.data import torch as torch_data
 from meshcost.strategies.data.options import DataParallel
 from meshcost.strategies.expert import textbook as expert
 from meshcost.strategies.expert.options import ExpertParallel
@@ -33,7 +34,7 @@ _TEXTBOOK: Mapping[type, Writer] = {
     ExpertParallel: expert.events,
     Scalars: scalars.events,
 }
-_TORCH: Mapping[type, Writer] = {**_TEXTBOOK}
+_TORCH: Mapping[type, Writer] = {**_TEXTBOOK, DataParallel: torch_data.events}
 
 PROFILES: Mapping[str, Mapping[type, Writer]] = MappingProxyType({"textbook": _TEXTBOOK, "torch": _TORCH})
 

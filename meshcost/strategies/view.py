@@ -43,7 +43,7 @@ class Draft:
     """A call as a strategy words it: what, over which axes, when, on how much and why. A View gives it a place.
 
     ``payload`` is bytes of one call. ``pairs`` restricts a group along the pipeline axis to some stages; ``shift`` is
-    the distance to the peer of a message.
+    the distance to the peer of a message, ``split`` cuts a group into groups of that many neighbours.
     """
 
     strategy: str
@@ -55,6 +55,7 @@ class Draft:
     why: str
     pairs: tuple[tuple[int, ...], ...] = ()
     shift: int = 0
+    split: int = 0
 
 
 @dataclass(frozen=True)
@@ -289,9 +290,15 @@ class View:
         """Place a draft between two pipeline stages."""
         yield from self._event(draft, count, Site("boundary", (order,)), Stage(stages, (), self.values))
 
+    def at(
+        self, draft: Draft, count: Expr, site: Site, stages: tuple[int, ...], values: Values
+    ) -> Iterator[Event]:
+        """Place a draft at a site of one's own; ``values`` are the numbers of the symbols in its formulas."""
+        yield from self._event(draft, count, site, Stage(stages, (), values))
+
     def _event(self, draft: Draft, count: Expr, site: Site, where: Stage | Unit) -> Iterator[Event]:
         axes = tuple(axis for axis in draft.axes if self.mesh.size(axis) > 1)
-        size = len(draft.pairs[0]) if draft.pairs else self.mesh.size(*axes)
+        size = draft.split or (len(draft.pairs[0]) if draft.pairs else self.mesh.size(*axes))
         if size == 1 or draft.payload == 0 or count == 0 or site.repeat == 0:
             return
         item = DTYPE_BYTES[draft.dtype]
@@ -312,6 +319,7 @@ class View:
             pairs=draft.pairs,
             # A gather at a boundary keeps the distance of its message, to be found with it.
             shift=draft.shift % size if draft.op in ("send", "recv") else draft.shift,
+            split=draft.split,
         )
 
 

@@ -1,0 +1,224 @@
+"""Which weights fully_shard puts into one group, and where in a stage each group is used.
+
+Source   torch.distributed.fsdp.fully_shard: inner calls take their weights first, the root what is left
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from meshcost.models import Weight
+from meshcost.sharding import Inside, ShardGroup, Sharding
+from meshcost.strategies.data.options import SHARDS_WEIGHTS
+from meshcost.strategies.setting import Setting
+from meshcost.strategies.torch_options import BLOCKS, Unit
+from meshcost.strategies.torch_units import unit_modules
+from meshcost.torch_program import EXPLICIT
+
+#: Runs of (unit, how many) of each virtual stage, as a program has them.
+Units = Sequence[Sequence[tuple[str, int]]]
+
+ROOT = "root"
+
+#: What the weight of a head is called that shares its numbers with the embedding of another stage.
+TIED_HEAD = "lm_head.weight"
+
+
+class Placed(NamedTuple):
+    """A weight with its full name, the place of its unit in the stage, and the label of that unit."""
+
+    name: str
+    place: int
+    label: str
+    weight: Weight
+
+
+@dataclass(frozen=True)
+class WrappedGroup:
+    """A group and the weights in it. ``apart``: experts, which are sharded over ranks of their own."""
+
+    group: ShardGroup
+    weights: tuple[Weight, ...]
+    apart: bool
+
+
+def sharding_of(setting: Setting, units: Units) -> Sharding | None:
+    """Say what fully_shard does in each virtual stage; None where it is not asked for."""
+    if setting.parallel["data"].strategy not in SHARDS_WEIGHTS:
+        return None
+    torch, pipeline = setting.torch, setting.parallel["pipeline"]
+    every = setting.parallel["data"].syncs_every_micro_batch
+    return Sharding(
+        tuple(tuple(w.group for w in wrapped(setting, units, stage)) for stage in range(len(units))),
+        gradient_sync=torch.set_requires_gradient_sync or ("every" if every else "last"),
+        reshard_after_backward=torch.set_reshard_after_backward,
+        last_backward="last" if torch.set_is_last_backward else "every",
+        staged=pipeline.size > 1,
+        explicit=pipeline.size > 1 and pipeline.schedule in EXPLICIT,
+    )
+
+
+def wrapped(setting: Setting, units: Units, stage: int) -> list[WrappedGroup]:
+    """List the groups of one virtual stage, outermost first, as torch does."""
+    placed = list(_placed(setting, units, stage))
+    modules = _modules(placed)
+    free = {item.name: item for item in placed}
+    found: list[tuple[int, WrappedGroup]] = []
+    for kind, names, keeps in _calls(setting, placed, modules):
+        taken = [free.pop(name) for name in list(free) if _within(name, names)]
+        if taken:
+            made = _group(setting, kind, taken, _members(placed, names), placed)
+            made = _with_rule(setting, made, keeps=keeps)
+            found.append((min(modules.index(name) for name in names), made))
+    ordered = [made for _, made in sorted(found, key=lambda item: item[0])]
+    if free:
+        name = f"{ROOT} of stage {stage}" if len(units) > 1 else ROOT
+        root = _group(setting, name, list(free.values()), placed, placed)
+        ordered.insert(0, _with_rule(setting, root, keeps=_given(setting) is None))
+    return ordered
+
+
+def _calls(
+    setting: Setting, placed: Sequence[Placed], modules: Sequence[str]
+) -> Iterator[tuple[str, tuple[str, ...], bool]]:
+    """Yield the calls of fully_shard but for the root: kind of group, modules, whether it stays gathered."""
+    model, options = setting.model, setting.torch
+    blocks = {item.label: item for item in placed if item.weight.unit == "block"}
+    if setting.experts_apart:
+        for label in blocks:
+            experts = [x.name for x in placed if x.label == label and x.weight.group == "expert"]
+            if experts:
+                yield f"experts of {_kind(label)}", (experts[0].partition("experts")[0] + "experts",), False
+    for place, unit in enumerate(options.units):
+        keeps = options.keep_last_unit and place == len(options.units) - 1
+        if unit == BLOCKS:
+            for label, item in blocks.items():
+                yield _kind(label), (_block(item),), keeps
+        else:
+            for names in unit_modules(model, unit, modules):
+                yield _in_words(unit, names, placed), names, keeps
+
+
+def _group(
+    setting: Setting, kind: str, weights: Sequence[Placed], members: Sequence[Placed], stage: Sequence[Placed]
+) -> WrappedGroup:
+    """Make a group of the weights it takes and of all weights within its modules, those of groups inside too."""
+    enter, leave = min(x.place for x in members), max(x.place for x in members)
+    inside = _inside(setting, members, stage)
+    until = leave + 1 if inside is None else enter
+    takes = stage[0].place > 0 or any(x.weight.trainable for x in stage if x.place < enter)
+    takes |= inside is not None and any(x.weight.trainable for x in stage if x.place == enter)
+    gives = takes or any(x.weight.trainable for x in stage if x.place < until)
+    group = ShardGroup(
+        name=kind,
+        label=kind if kind.startswith(ROOT) else weights[0].label,
+        enter=enter - stage[0].place,
+        leave=leave - stage[0].place,
+        inside=inside,
+        scatters=any(x.weight.trainable for x in weights),
+        takes_gradient=takes,
+        gives_gradient=gives,
+    )
+    apart = setting.experts_apart and all(x.weight.group == "expert" for x in weights)
+    return WrappedGroup(group, tuple(x.weight for x in weights), apart)
+
+
+def _with_rule(setting: Setting, made: WrappedGroup, *, keeps: bool) -> WrappedGroup:
+    """Say whether a group lets go of its weights after forward, and among how many ranks they stay then."""
+    given, size = _given(setting), setting.size("data", "context") // setting.parallel["data"].replicate
+    if keeps or given is False:
+        return replace(made, group=replace(made.group, reshards=False))
+    part = 0 if made.apart or given in (None, True, size) else int(given or 0)
+    return replace(made, group=replace(made.group, part=part))
+
+
+def _given(setting: Setting) -> bool | int | None:
+    asked = setting.torch.reshard_after_forward
+    data = setting.parallel["data"]
+    return asked if asked is not None else False if data.gather == "once" else data.reshard_after_forward
+
+
+# -- weights and modules of a stage ----------------------------------------------------------------------------------
+
+
+def _placed(setting: Setting, units: Units, stage: int) -> list[Placed]:
+    """Weights of one virtual stage in registration order. Places go on counting over all stages."""
+    model = setting.model
+    place = sum(number for runs in units[:stage] for _, number in runs)
+    layer = sum(
+        number for runs in units[:stage] for unit, number in runs if unit not in ("embedding", "head")
+    )
+    kinds = {kind.name: kind for kind in model.kinds}
+    found: list[Placed] = []
+    for unit, number in units[stage]:
+        for _ in range(number):
+            label = unit if unit in ("embedding", "head") else f"{unit} {layer}"
+            weights = kinds[unit].weights if unit in kinds else _outside(setting, unit, apart=stage > 0)
+            found += [Placed(w.name.replace("{layer}", str(layer)), place, label, w) for w in weights]
+            layer += unit in kinds
+            place += 1
+    return found
+
+
+def _outside(setting: Setting, unit: str, *, apart: bool) -> tuple[Weight, ...]:
+    """Weights at one end of the model; a tied head far from the embedding is a copy of it."""
+    model = setting.model
+    weights = model.unit_weights("embedding" if unit == "embedding" else "head")
+    if unit == "embedding" or not (model.tied and apart):
+        return weights
+    words = (w for w in model.unit_weights("embedding") if w.group == "embedding")
+    return (*weights, *(replace(w, name=TIED_HEAD, unit="head") for w in words))
+
+
+def _modules(placed: Sequence[Placed]) -> list[str]:
+    """Names of modules in the order in which torch visits them: each before those inside it."""
+    names: dict[str, None] = {}
+    for item in placed:
+        parts = item.name.split(".")[:-1]
+        names.update(dict.fromkeys(".".join(parts[:length]) for length in range(1, len(parts) + 1)))
+    return list(names)
+
+
+def _within(name: str, modules: Sequence[str]) -> bool:
+    return any(name.startswith(f"{module}.") for module in modules)
+
+
+def _members(placed: Sequence[Placed], modules: Sequence[str]) -> list[Placed]:
+    return [item for item in placed if _within(item.name, modules)]
+
+
+def _block(item: Placed) -> str:
+    """Name of the module that is a block."""
+    return item.weight.name.partition("{layer}")[0] + item.label.rpartition(" ")[2]
+
+
+def _kind(label: str) -> str:
+    return label.rpartition(" ")[0]
+
+
+def _in_words(unit: Unit, names: Sequence[str], placed: Sequence[Placed]) -> str:
+    """Name a group as the person did; modules inside blocks are told apart by the kind of block."""
+    words = unit if isinstance(unit, str) else " + ".join(unit)
+    inside = next((x for x in placed if _within(x.name, names)), None)
+    is_part = inside is not None and inside.weight.unit == "block"
+    return f"{words} of {_kind(inside.label)}" if inside is not None and is_part else words
+
+
+def _inside(setting: Setting, members: Sequence[Placed], stage: Sequence[Placed]) -> Inside | None:
+    """Find the events of a block among which a group is used that is only a part of the block."""
+    first = members[0]
+    whole = [x for x in stage if x.place == first.place]
+    if first.weight.unit != "block" or len({x.place for x in members}) > 1 or len(members) == len(whole):
+        return None
+    kind = next(kind for kind in setting.model.kinds if kind.name == _kind(first.label))
+    for number, region in enumerate(kind.regions):
+        if _works_in(region.name, members):
+            return (0, number), (0, number, 99)
+    return None
+
+
+def _works_in(region: str, members: Sequence[Placed]) -> bool:
+    if region == "experts":
+        return any(x.weight.group == "expert" for x in members)
+    attends = any(".self_attn." in x.name or ".attn." in x.name for x in members)
+    return attends == region.startswith("attention")

@@ -1,0 +1,106 @@
+"""Data parallelism as PyTorch 2.13 does it.
+
+Calls    fsdp    all_gather P forward, all_gather P backward, reduce_scatter P backward, group by group of fully_shard
+         HSDP    and all_reduce of each shard over the replicas
+Sends    P (d - 1) / d   bytes per call, ring
+Assumes  P is the group with each weight padded along its first dim to a multiple of the ranks
+Source   torch.distributed.fsdp.fully_shard, torch 2.13
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from sympy import Add, Expr, Mul, ceiling
+
+from meshcost import symbols as sym
+from meshcost.event import Event, Phase
+from meshcost.formula import value
+from meshcost.models import Weight
+from meshcost.strategies.data.fully_shard import WrappedGroup, wrapped
+from meshcost.strategies.data.options import SHARDS_WEIGHTS, DataParallel
+from meshcost.strategies.data.textbook import DENSE, EXPERTS
+from meshcost.strategies.data.torch_counts import Counts
+from meshcost.strategies.view import Draft, View
+
+
+def events(data: DataParallel, view: View) -> Iterator[Event]:
+    """Yield what the asked-for strategy calls."""
+    if data.strategy in SHARDS_WEIGHTS:
+        yield from _fully_sharded(view)
+
+
+# -- fully_shard -----------------------------------------------------------------------------------------------------
+
+
+def _fully_sharded(view: View) -> Iterator[Event]:
+    groups: dict[str, WrappedGroup] = {}
+    for stage in range(len(view.program.units)):
+        groups |= {made.group.name: made for made in wrapped(view.setting, view.program.units, stage)}
+    counts = Counts(view)
+    for name, made in groups.items():
+        yield from _group(view, name, made, counts)
+
+
+def _group(view: View, name: str, made: WrappedGroup, counts: Counts) -> Iterator[Event]:
+    part, precision = (EXPERTS if made.apart else DENSE), view.setting.precision
+    trained = tuple(weight for weight in made.weights if weight.trainable)
+    whole = padded(view, made.weights, part.axes) * sym.b_w
+    phases: tuple[Phase, ...] = ("forward", "backward")
+    for phase in phases:
+        gather = Draft(
+            "fsdp",
+            "all_gather",
+            part.axes,
+            phase,
+            whole,
+            precision.dtype("weights"),
+            f"collect {name} before its {phase}",
+        )
+        yield from counts.place(gather, f"gather {name}", (0,))
+        again = replace(
+            gather,
+            why=f"collect {name} among the {made.group.part} ranks that kept it",
+            split=made.group.part,
+        )
+        yield from counts.place(again, f"regather {name}", (0,))
+    scatter = Draft(
+        "fsdp",
+        "reduce_scatter",
+        part.axes,
+        "backward",
+        padded(view, trained, part.axes) * sym.b_g,
+        precision.dtype("reduce"),
+        f"sum the gradients of {name}; each rank keeps its shard",
+    )
+    replicas = replace(
+        scatter,
+        op="all_reduce",
+        axes=part.replicas,
+        payload=scatter.payload / view.axis(*part.axes),
+        why=f"sum the shard of the gradients of {name} over the replicas",
+    )
+    yield from counts.place(scatter, f"scatter {name}", (0,))
+    yield from counts.place(replicas, f"scatter {name}", (1,))
+
+
+def padded(view: View, weights: tuple[Weight, ...], axes: tuple[str, ...]) -> Expr:
+    """Elements of some weights on all ranks of a group together, each padded along its first dim."""
+    ranks = view.axis(*axes)
+    return Add(*(_padded(view, weight, ranks) for weight in weights))
+
+
+def _padded(view: View, weight: Weight, ranks: Expr) -> Expr:
+    elements, rows = view.local(weight), _rows(view, weight)
+    if value(rows / ranks, view.values).denominator == 1:
+        return elements
+    return Mul(ranks, ceiling(rows / ranks), elements / rows)
+
+
+def _rows(view: View, weight: Weight) -> Expr:
+    """Length of a weight's first dim on one rank, before data parallelism."""
+    rows = weight.shape[0]
+    if weight.group == "expert" and view.setting.experts_apart:
+        return rows / view.axis("expert")
+    if weight.shard != 0 or not view.is_split(weight):
+        return rows
+    return (rows - weight.whole) / view.axis("tensor") + weight.whole
