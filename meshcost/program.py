@@ -84,7 +84,7 @@ class Program:
 
     def _weights(self, rank: int, what: str) -> Iterator[Part]:
         for stage in self.schedule.hosted(rank):
-            for unit, label in self._labelled(stage):
+            for unit, label in self.labelled(stage):
                 yield Part(f"{what} {unit}", "optimizer", None, label)
 
     def _backward_passes(self, rank: int) -> list[int]:
