@@ -160,6 +160,7 @@ class Job(Options):
             precision=self.precision,
             recompute=self.recompute,
             torch=self.torch,
+            framework=self.framework,
         )
 
     @cached_property

@@ -19,8 +19,10 @@ from meshcost.strategies.expert.options import ExpertParallel
 from meshcost.strategies.pipeline import textbook as pipeline
 from meshcost.strategies.pipeline.options import PipelineParallel
 from meshcost.strategies.scalars import textbook as scalars
+from meshcost.strategies.scalars import torch as torch_scalars
 from meshcost.strategies.scalars.options import Scalars
 from meshcost.strategies.tensor import textbook as tensor
+from meshcost.strategies.tensor import torch as torch_tensor
 from meshcost.strategies.tensor.options import TensorParallel
 from meshcost.strategies.view import View
 
@@ -34,7 +36,12 @@ _TEXTBOOK: Mapping[type, Writer] = {
     ExpertParallel: expert.events,
     Scalars: scalars.events,
 }
-_TORCH: Mapping[type, Writer] = {**_TEXTBOOK, DataParallel: torch_data.events}
+_TORCH: Mapping[type, Writer] = {
+    **_TEXTBOOK,
+    TensorParallel: torch_tensor.events,
+    DataParallel: torch_data.events,
+    Scalars: torch_scalars.events,
+}
 
 PROFILES: Mapping[str, Mapping[type, Writer]] = MappingProxyType({"textbook": _TEXTBOOK, "torch": _TORCH})
 

@@ -119,6 +119,7 @@ class Setting:
     precision: Precision
     recompute: Recompute = "none"
     torch: TorchOptions = field(default_factory=TorchOptions)
+    framework: str = "textbook"
 
     def size(self, *axes: str) -> int:
         """Multiply the sizes of some axes."""
@@ -135,6 +136,15 @@ class Setting:
     def sequence_parallel(self) -> bool:
         """Whether activations between regions are split over the tensor axis along the sequence."""
         return self.size("tensor") > 1 and bool(self.parallel["tensor"].sequence_parallel)
+
+    @property
+    def splits_vocabulary(self) -> bool:
+        """Whether embedding and head are split over the tensor axis.
+
+        With sequence parallelism torch splits them whatever is asked for: that is what scatters the embedding's output.
+        """
+        is_forced = self.framework == "torch" and self.sequence_parallel
+        return bool(self.parallel["tensor"].vocabulary_parallel) or is_forced
 
     @property
     def expert_tensor(self) -> int:

@@ -230,9 +230,8 @@ class View:
 
     def is_split(self, weight: Weight) -> bool:
         """Whether the tensor axis splits this weight."""
-        tensor = self.setting.parallel["tensor"]
         by_vocabulary = weight.group in ("embedding", "head")
-        return weight.shard is not None and (tensor.vocabulary_parallel or not by_vocabulary)
+        return weight.shard is not None and (self.setting.splits_vocabulary or not by_vocabulary)
 
     @staticmethod
     def whole_part(weight: Weight) -> Expr:
@@ -270,19 +269,53 @@ class View:
         order: tuple[int, ...],
         repeat: Expr | int = 1,
         micro_batches: When = "every",
+        from_layer: int = 0,
     ) -> Iterator[Event]:
-        """Place a draft in a unit: it happens once (or ``repeat`` times) in each of its passes."""
+        """Place a draft in a unit: it happens once (or ``repeat`` times) in each of its passes.
+
+        Blocks of the model before ``from_layer`` do without.
+        """
         passes = unit.passes if micro_batches == "every" else Integer(1)
         times = int(value(Integer(repeat) if isinstance(repeat, int) else repeat, unit.values))
-        site = Site(unit.name, order, times, micro_batches)
-        yield from self._event(draft, unit.blocks * passes * repeat, site, unit)
+        site = Site(unit.name, order, times, micro_batches, from_layer)
+        for late in self._later(unit, from_layer) if from_layer else (unit,):
+            yield from self._event(draft, late.blocks * passes * repeat, site, late)
+
+    def _later(self, unit: Unit, layer: int) -> Iterator[Unit]:
+        """The blocks of a unit from a layer on, for stages that hold equally many of them."""
+        alike: dict[int, list[int]] = {}
+        for stage in unit.stages:
+            parts = (part for part in self.program.finish(stage) if part.unit == f"update {unit.name}")
+            alike.setdefault(sum((part.layer or 0) >= layer for part in parts), []).append(stage)
+        for number, stages in alike.items():
+            yield replace(unit, blocks=Integer(number), stages=tuple(stages))
+
+    def each(
+        self,
+        draft: Draft,
+        unit: Unit,
+        walk: Literal["clip", "update"],
+        *,
+        order: tuple[int, ...],
+        repeat: int = 1,
+    ) -> Iterator[Event]:
+        """Place a draft in a walk through the weights of a rank: ``repeat`` times in each block of a unit."""
+        site = Site(f"{walk} {unit.name}", order, repeat)
+        yield from self._event(draft, unit.blocks * repeat, site, unit)
 
     def once(
-        self, draft: Draft, where: Stage | Unit, *, order: tuple[int, ...], every_micro_batch: bool = False
+        self,
+        draft: Draft,
+        where: Stage | Unit,
+        *,
+        order: tuple[int, ...],
+        every_micro_batch: bool = False,
+        repeat: Expr = Integer(1),
     ) -> Iterator[Event]:
-        """Place a draft at the end of the step, or of each micro-batch."""
-        site = Site("micro_batch" if every_micro_batch else "step", order)
-        yield from self._event(draft, sym.m if every_micro_batch else Integer(1), site, where)
+        """Place a draft at the end of the step, or of each micro-batch, ``repeat`` times."""
+        times = int(value(repeat, where.values))
+        site = Site("micro_batch" if every_micro_batch else "step", order, times)
+        yield from self._event(draft, (sym.m if every_micro_batch else Integer(1)) * repeat, site, where)
 
     def at_boundary(
         self, draft: Draft, count: Expr, stages: tuple[int, ...], *, order: int

@@ -43,7 +43,7 @@ class TensorParallel(Strategy):
         for what, size in sizes.items():
             if size % self.size:
                 yield f"parallel.tensor.size: {self.size} does not divide {size} {what}. {legal}"
-        if self.vocabulary_parallel and (rows := _vocabulary(setting.model)) % self.size:
+        if setting.splits_vocabulary and (rows := _vocabulary(setting.model)) % self.size:
             yield (
                 f"parallel.tensor.size: {self.size} does not divide the vocabulary of {rows} rows. "
                 "Set parallel.pad_vocabulary (128 is usual), or vocabulary_parallel: false."

@@ -1,0 +1,91 @@
+"""How PyTorch lays weights out on the ranks of a stage: which are DTensors, over which axes, and in what they are stored."""
+
+from collections.abc import Iterator
+
+from sympy import Expr, Integer
+
+from meshcost import symbols as sym
+from meshcost.models import Weight
+from meshcost.strategies.view import Unit, View
+from meshcost.units import DTYPE_BYTES
+
+#: Data types of PyTorch that have another name here.
+_AS_STORED = {"tf32": "fp32"}
+
+
+def shards_weights(view: View) -> bool:
+    """Whether the job wants fully_shard."""
+    return view.setting.parallel["data"].strategy in ("fsdp", "zero3")
+
+
+def replicates(view: View) -> bool:
+    """Whether the model is wrapped in DistributedDataParallel."""
+    return not shards_weights(view) and view.mesh.size("data", "context", "replicate") > 1
+
+
+def computed_in(view: View) -> tuple[str, Expr]:
+    """Data type of weights in use, and so of activations and their gradients; and the bytes of one element.
+
+    fully_shard casts weights to that of the job's precision; otherwise they are used as they are stored.
+    """
+    asked = view.setting.precision.dtype("weights")
+    stored = view.setting.torch.weights_dtype
+    if stored is None or stored == asked or shards_weights(view):
+        return _AS_STORED.get(asked, asked), sym.b_w
+    return stored, Integer(int(DTYPE_BYTES[stored]))
+
+
+def stored_in(view: View) -> tuple[str, Expr]:
+    """Data type in which weights and their gradients are kept for the optimizer, and the bytes of one element."""
+    if shards_weights(view):
+        stored = view.setting.torch.weights_dtype or "fp32"
+        return stored, Integer(int(DTYPE_BYTES[stored]))
+    return computed_in(view)
+
+
+def module_of(weight: Weight) -> str:
+    """Name of the module that a weight belongs to."""
+    return weight.name.rpartition(".")[0]
+
+
+def planned_modules(view: View, unit: Unit) -> set[str]:
+    """Modules of a unit for which the plan of parallelize_module has a style, which makes all their weights DTensors."""
+    if view.mesh.size("tensor") == 1:
+        return set()
+    sequence = view.setting.sequence_parallel
+    return {
+        module_of(weight)
+        for weight in unit.held
+        if (view.is_split(weight) and weight.group != "expert")
+        or (weight.group == "norm" and (weight.split_input or sequence))
+    }
+
+
+def partial_runs(view: View, weights: tuple[Weight, ...]) -> Iterator[tuple[Expr, int]]:
+    """Yield elements and number of the weights whose gradients stay partial sums over the tensor axis, equal ones together.
+
+    Those are norms that every rank holds whole but applies to a part of the sequence, or of the heads.
+    """
+    run: tuple[Expr, int] | None = None
+    for weight in weights:
+        if not is_partial(view, weight):
+            continue
+        if run is not None and run[0] == weight.count:
+            run = (run[0], run[1] + 1)
+            continue
+        if run is not None:
+            yield run
+        run = (weight.count, 1)
+    if run is not None:
+        yield run
+
+
+def is_partial(view: View, weight: Weight) -> bool:
+    """Whether a weight has a gradient that is a partial sum over the tensor axis: it has the style SequenceParallel."""
+    is_norm = weight.group == "norm" and not view.is_split(weight)
+    return view.mesh.size("tensor") > 1 and is_norm and (weight.split_input or view.setting.sequence_parallel)
+
+
+def is_trained(view: View, weight: Weight) -> bool:
+    """Whether torch computes a gradient of a weight. SequenceParallel makes new parameters, which all have one."""
+    return weight.trainable or is_partial(view, weight)
