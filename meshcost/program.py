@@ -25,6 +25,7 @@ class Part:
     ops: Literal["send", "others"] | None = None
     peer_stage: int | None = None
     shift: int = 0
+    tag: int | None = None
     above: tuple[int, ...] | None = None
     upto: tuple[int, ...] | None = None
 
@@ -121,7 +122,10 @@ class Program:
         if peer != rank:
             label, ranks = f"stage {action.stage}", self.schedule.ranks
             shift = (peer - rank if ops == "send" else rank - peer) % ranks
-            yield Part("boundary", phase, action.micro_batch, label, ops=ops, peer_stage=peer, shift=shift)
+            tag = self.schedule.tag(action if ops == "send" else action._replace(stage=neighbour))
+            yield Part(
+                "boundary", phase, action.micro_batch, label, ops=ops, peer_stage=peer, shift=shift, tag=tag
+            )
 
     def labelled(self, stage: int) -> Iterator[tuple[str, str]]:
         """Yield the units of a virtual stage, each with its label: ``dense 3`` is the block of layer 3."""

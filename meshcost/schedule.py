@@ -91,6 +91,10 @@ class Schedule:
             return stage if micro_batch < self.micro_batches // 2 else self.ranks - 1 - stage
         return stage % self.ranks
 
+    def tag(self, action: Action) -> int:
+        """Number of the message that a pass sends, unlike that of any other in the step."""
+        return 2 * (action.micro_batch * self.virtual_stages + action.stage) + (action.kind == "B")
+
     def actions(self, rank: int) -> Iterator[Action]:
         """Yield the passes of one rank in the order in which it runs them."""
         if self.placement != "loop":

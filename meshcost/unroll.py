@@ -6,12 +6,16 @@ from itertools import chain
 
 from meshcost.event import Event, Phase
 from meshcost.mesh import Group, Mesh
-from meshcost.program import Program
+from meshcost.program import Part, Program
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call that one rank makes: what it puts in, what it gets out, with whom."""
+    """One call that one rank makes: what it puts in, what it gets out, with whom.
+
+    ``tag`` is the number that both ends of a message between stages hand to send and receive: forward and backward
+    messages of two ranks can overtake each other. Messages around a ring have none, and arrive in order.
+    """
 
     op: str
     ranks: tuple[int, ...]
@@ -23,6 +27,7 @@ class Call:
     why: str
     unit: str
     micro_batch: int | None = None
+    tag: int | None = None
 
 
 def group_of(event: Event, mesh: Mesh, rank: int) -> Group:
@@ -63,26 +68,28 @@ class Unroller:
                 if part.holds(event.site.order) and part.allows(
                     event.op, event.site.micro_batches, event.shift
                 ):
-                    call = self._call(event, part.label, part.micro_batch, part.peer_stage)
+                    call = self._call(event, part)
                     yield from (call for _ in range(event.site.repeat))
 
-    def _call(self, event: Event, unit: str, micro_batch: int | None, peer_stage: int | None) -> Call:
+    def _call(self, event: Event, part: Part) -> Call:
         key = (event.axes, event.pairs, event.split)
         if key not in self.groups:
             self.groups[key] = group_of(event, self.mesh, self.rank)
         group = self.groups[key]
         position = group.index(self.rank)
         into, out = event.payload_bytes, event.payload_bytes
-        ranks = group
+        ranks, tag = group, None
         if event.op == "all_gather":
             into = event.chunk(position)
         elif event.op == "reduce_scatter":
             out = event.chunk(position)
         elif event.op in ("send", "recv"):
             shift = event.shift if event.op == "send" else -event.shift
-            peer = group[(position + shift) % len(group)] if peer_stage is None else group[peer_stage]
-            ranks = (self.rank, peer) if event.op == "send" else (peer, self.rank)
+            peer = (position + shift) % len(group) if part.peer_stage is None else part.peer_stage
+            ranks = (self.rank, group[peer]) if event.op == "send" else (group[peer], self.rank)
+            tag = part.tag
             into, out = (into, 0) if event.op == "send" else (0, out)
         return Call(
-            event.op, ranks, into, out, event.dtype, event.phase, event.strategy, event.why, unit, micro_batch
-        )
+            event.op, ranks, into, out, event.dtype, event.phase, event.strategy, event.why,
+            part.label, part.micro_batch, tag,
+        )  # fmt: skip

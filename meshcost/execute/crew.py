@@ -22,7 +22,7 @@ from meshcost.errors import ExecutionError
 from meshcost.execute.failures import Trouble, explain
 from meshcost.execute.nccl import debug_environment
 from meshcost.execute.plan import Case
-from meshcost.execute.step import Step, coded
+from meshcost.execute.step import Step
 
 #: Time for torch to load, processes to start and ranks to find each other, beyond the timeout of one call.
 START_SECONDS = 120
@@ -113,7 +113,7 @@ class Crew:
         everybody, commands, calls = tuple(range(self.ranks)), {}, 0
         self.group(everybody, "the step")
         for rank in everybody:
-            cases, order = coded(step.cases(rank))
+            cases, order = step.script(rank)
             for case in cases:
                 if case.op != "send_recv":
                     self.group(case.members, case.sentence)

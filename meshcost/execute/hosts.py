@@ -19,7 +19,7 @@ from meshcost.execute.failures import sentence_of
 from meshcost.execute.member import Member, device_of
 from meshcost.execute.nccl import choose_link_counter, debug_environment
 from meshcost.execute.plan import Case
-from meshcost.execute.step import Step, coded
+from meshcost.execute.step import Step
 
 
 @dataclass
@@ -102,10 +102,10 @@ class Hosts:
         self._number += 1
         everybody = tuple(range(self.ranks))
         for rank in everybody:
-            for case in coded(step.cases(rank))[0]:
+            for case in step.script(rank).cases:
                 if case.op != "send_recv":
                     self._joined.group(case.members)
-        cases, order = coded(step.cases(self.rank))
+        cases, order = step.script(self.rank)
         work = self._joined
         return self._shared("the step", everybody, lambda: work.play(self._number, cases, order, self.ranks))
 

@@ -85,7 +85,9 @@ class Member:
             "received": moved.received / iterations,
         }
 
-    def play(self, number: int, cases: Sequence[Case], order: Sequence[int], world: int) -> dict[str, Any]:
+    def play(
+        self, number: int, cases: Sequence[Case], order: Sequence[tuple[int, int]], world: int
+    ) -> dict[str, Any]:
         """Make all calls of a step, one after the other, and count what they move together."""
         everybody = tuple(range(world))
         groups = [self.group(everybody if case.op == "send_recv" else case.members) for case in cases]

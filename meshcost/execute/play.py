@@ -24,12 +24,15 @@ class Player:
         self.second = torch.zeros(elements, device=device)
         self.leaving: list[dist.Work] = []
 
-    def run(self, order: Sequence[int]) -> None:
-        """Make the calls. Messages leave without waiting, as pipelines send them, or two ranks could wait for ever."""
-        for number in order:
+    def run(self, order: Sequence[tuple[int, int]]) -> None:
+        """Make the calls: (number, tag). Messages leave without waiting, as pipelines send them.
+
+        Otherwise two ranks could wait for ever; and without tags a gradient could be taken for an activation.
+        """
+        for number, tag in order:
             case, group = self.cases[number], self.groups[number]
             if case.op == "send_recv":
-                self._message(case)
+                self._message(case, tag)
             elif case.algorithm == "native":
                 native_call(case, group, self.first, self.second)
             else:
@@ -38,16 +41,16 @@ class Player:
             work.wait()
         self.leaving.clear()
 
-    def _message(self, case: Case) -> None:
+    def _message(self, case: Case, tag: int) -> None:
         source, target = case.members
         buffer = self.first if source == self.rank else self.second
         buffer = buffer[: case.payload_bytes // ITEM_BYTES]
         if source == self.rank:
-            work = dist.isend(buffer, target)
+            work = dist.isend(buffer, target, tag=tag)
             if work is not None:
                 self.leaving.append(work)
         else:
-            dist.recv(buffer, source)
+            dist.recv(buffer, source, tag=tag)
 
     def _interpreted(self, case: Case, group: dist.ProcessGroup) -> Interpreter:
         steps = steps_of(case.algorithm, case.op, case.ranks, case.payload_bytes // ITEM_BYTES)

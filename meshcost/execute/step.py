@@ -5,10 +5,11 @@ linear in the payload; elements are fp32 whatever the job's data type, because o
 """
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from typing import NamedTuple
 
 from meshcost.collectives import ALGORITHMS
 from meshcost.collectives.gloo import Traffic
@@ -75,6 +76,13 @@ class Step:
         """The calls of one rank, in order; a receive is the other end of a ``send_recv``."""
         return [self._case(call, rank) for call in self.ledger.calls(rank)]
 
+    def script(self, rank: int) -> "Script":
+        """The calls of one rank, written shortly."""
+        index: dict[Case, int] = {}
+        calls = ((self._case(call, rank), call.tag or 0) for call in self.ledger.calls(rank))
+        order = [(index.setdefault(case, len(index)), tag) for case, tag in calls]
+        return Script(list(index), order)
+
     def kinds(self) -> list[Case]:
         """Every kind of call once, on every group that makes it."""
         found = {case: None for rank in range(self.world) for case in self._distinct[rank]}
@@ -121,8 +129,8 @@ class Step:
         return event.priced.at(position)[0] * share
 
 
-def coded(cases: Iterable[Case]) -> tuple[list[Case], list[int]]:
-    """Write a list of calls shortly: the distinct ones, and the order as indices into them."""
-    index: dict[Case, int] = {}
-    order = [index.setdefault(case, len(index)) for case in cases]
-    return list(index), order
+class Script(NamedTuple):
+    """Calls of one rank: the distinct ones, and in order which of them and, for a message, its tag."""
+
+    cases: list[Case]
+    order: list[tuple[int, int]]

@@ -18,7 +18,7 @@ from meshcost.report.words import size
 from meshcost.unroll import Call
 
 COLUMNS = (
-    "op", "ranks", "in_bytes", "out_bytes", "dtype", "phase", "strategy", "why", "unit", "micro_batch",
+    "op", "ranks", "in_bytes", "out_bytes", "dtype", "phase", "strategy", "why", "unit", "micro_batch", "tag",
 )  # fmt: skip
 #: Calls that a table shows unless somebody asks for more.
 FIRST = 200

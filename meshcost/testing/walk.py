@@ -28,8 +28,8 @@ def calls_in_all(subject: Job | Ledger) -> int:
 def messages_match(subject: Job | Ledger) -> None:
     """Run the calls of all ranks against each other: sends are buffered, everything else waits for its group.
 
-    The k-th message from one rank to another is sent and received with the same bytes, all members of a group make the
-    same calls in the same order, and everybody gets to the end. The time this takes grows with ``calls_in_all``.
+    The k-th message with one tag from one rank to another is sent and received as the same one, all members of a group
+    make the same calls in the same order, and everybody gets to the end. The time this takes grows with ``calls_in_all``.
 
     >>> messages_match(Job(model="gpt2", parallel={"pipeline": {"size": 2}}, batch={"sequence": 8, "global_batch": 2}))
     """
@@ -42,7 +42,7 @@ class _Machine:
     """Ranks with the calls still to make, messages under way, and who waits in which group."""
 
     programs: list[deque[Call]]
-    mail: dict[tuple[int, ...], deque[Call]] = field(default_factory=dict)
+    mail: dict[object, deque[Call]] = field(default_factory=dict)
     waiting: dict[tuple[int, ...], set[int]] = field(default_factory=dict)
 
     def run(self) -> None:
@@ -61,12 +61,12 @@ class _Machine:
         while program:
             call = program[0]
             if call.op == "send":
-                self.mail.setdefault(call.ranks, deque()).append(call)
+                self.mail.setdefault((call.ranks, call.tag), deque()).append(call)
                 woken.add(call.ranks[1])
             elif call.op == "recv":
-                if not self.mail.get(call.ranks):
+                if not self.mail.get((call.ranks, call.tag)):
                     return woken
-                self._deliver(self.mail[call.ranks].popleft(), call)
+                self._deliver(self.mail[call.ranks, call.tag].popleft(), call)
             else:
                 return woken | self._meet(rank, call)
             program.popleft()
@@ -74,7 +74,7 @@ class _Machine:
 
     @staticmethod
     def _deliver(sent: Call, received: Call) -> None:
-        same = (sent.in_bytes, sent.dtype) == (received.out_bytes, received.dtype)
+        same = (sent.in_bytes, *_about(sent)) == (received.out_bytes, *_about(received))
         require(same, f"a message is sent as {sent}, but received as {received}.")
 
     def _meet(self, rank: int, call: Call) -> set[int]:
@@ -88,6 +88,11 @@ class _Machine:
             require(_what(other) == _what(call), f"one group makes two calls at once: {call} and {other}.")
         del self.waiting[call.ranks]
         return set(call.ranks)
+
+
+def _about(call: Call) -> tuple[object, ...]:
+    """What both ends of a message have to agree on."""
+    return call.dtype, call.phase, call.strategy, call.micro_batch
 
 
 def _what(call: Call) -> tuple[object, ...]:

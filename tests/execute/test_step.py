@@ -6,7 +6,7 @@ pytest.importorskip("torch")
 
 from meshcost import Job, analyze
 from meshcost.errors import ExecutionError
-from meshcost.execute.step import Step, coded
+from meshcost.execute.step import Step
 from meshcost.execute.verify import Settings, verify_step
 
 pytestmark = [pytest.mark.gloo, pytest.mark.xdist_group("gloo")]
@@ -66,10 +66,18 @@ def test_a_payload_is_scaled_to_the_cap_and_no_further():
 
 
 def test_the_calls_of_a_rank_can_be_written_shortly():
-    cases = step_of(SHARDED).cases(0)
-    distinct, order = coded(cases)
-    assert [distinct[number] for number in order] == cases
+    step = step_of(SHARDED)
+    cases, (distinct, order) = step.cases(0), step.script(0)
+    assert [distinct[number] for number, _ in order] == cases
     assert len(distinct) < len(cases)
+
+
+@pytest.mark.parametrize("schedule", ["zbv", "dualpipe"])
+def test_messages_that_overtake_each_other_find_their_way(schedule):
+    job = {**STAGED, "parallel": {"pipeline": {"size": 2, "schedule": schedule}}}
+    rows = list(verify_step(step_of(job), FAST))
+    assert all(row.passed for row in rows)
+    assert [row.rank for row in rows if row.op == "step"] == [0, 1]
 
 
 def test_a_job_that_is_too_large_says_what_to_reduce():

@@ -119,10 +119,26 @@ def test_messages_are_two_for_each_boundary_and_micro_batch(name):
         assert sum(sends(schedule)) == 2 * crossed * schedule.micro_batches
 
 
+@every_schedule
+def test_every_message_has_one_tag_of_its_own_on_both_ends(name):
+    for schedule in of(name):
+        program, ends = (
+            Program(schedule, ((("dense", 1),),) * schedule.virtual_stages),
+            {"send": [], "others": []},
+        )
+        for rank in range(schedule.ranks):
+            for part in program.walk(rank):
+                if part.ops:
+                    there = (rank, part.peer_stage) if part.ops == "send" else (part.peer_stage, rank)
+                    ends[part.ops].append((part.tag, there, part.phase, part.micro_batch))
+        assert sorted(ends["send"]) == sorted(ends["others"])
+        assert len({tag for tag, *_ in ends["send"]}) == len(ends["send"])
+
+
 @pytest.mark.parametrize("name", [name for name in PLACEMENT if PLACEMENT[name] == "loop"])
 def test_messages_arrive_in_the_order_in_which_they_are_used(name):
     """On a channel without tags: what one rank sends another is what that one wants next. (V-shaped and bidirectional
-    schedules send both ways over one channel; their orders are those of a machine that can tell messages apart.)
+    schedules, and interleaved ones on two ranks, send both ways over one channel: they need the tags.)
     """
     for schedule in of(name):
         sent, wanted = {}, {}
