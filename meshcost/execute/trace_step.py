@@ -100,7 +100,7 @@ def finish(
     """Report the loss, clip, let the optimizer step."""
     if loss is not None and job.scalars.loss:
         group = axes.group("data", "context", "replicate")
-        if group is not None:
+        if group is not None and group.size() > 1:
             local = loss.full_tensor() if isinstance(loss, DTensor) else loss
             dist.all_reduce(local.clone(), group=group)
     if job.scalars.gradient_norm:

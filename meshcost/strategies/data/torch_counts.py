@@ -26,15 +26,16 @@ class Counts:
         """Count on the program of a view."""
         self.view, self.program = view, view.program
 
-    def place(self, draft: Draft, part: str, order: tuple[int, ...]) -> Iterator[Event]:
-        """Yield the events of a draft that happens whenever the walk passes a part of that name in its phase."""
+    def place(self, draft: Draft, part: str, order: tuple[int, ...], *, repeat: int = 1) -> Iterator[Event]:
+        """Yield the events of a draft that happens whenever the walk passes a part of that name, ``repeat`` times."""
         found: dict[Expr, list[int]] = {}
         for rank in range(self.view.mesh.stages):
             count = self._formula(rank, part, draft.phase)
             if count != 0:
                 found.setdefault(count, []).append(rank)
         for count, ranks in found.items():
-            yield from self.view.at(draft, count, Site(part, order), tuple(ranks), self._values(ranks[0]))
+            site = Site(part, order, repeat)
+            yield from self.view.at(draft, repeat * count, site, tuple(ranks), self._values(ranks[0]))
 
     def _formula(self, rank: int, part: str, phase: str) -> Expr:
         """Count as blocks x (slope x m + rest), where it grows so; the bare number elsewhere."""

@@ -19,10 +19,13 @@ from sympy import Expr
 from meshcost import symbols as sym
 from meshcost.event import Event, Phase
 from meshcost.models import Kind, Region, Weight
+from meshcost.strategies.data.fully_shard import wrapped
+from meshcost.strategies.data.torch_counts import Counts
 from meshcost.strategies.regions import BACKWARD, FORWARD, RECOMPUTE, Pass, passes, tensor_regions
 from meshcost.strategies.tensor.options import TensorParallel
 from meshcost.strategies.torch_layout import computed_in, is_trained, partial_runs, replicates, shards_weights
 from meshcost.strategies.view import Draft, Unit, View
+from meshcost.torch_program import TorchProgram
 
 _AXES = ("tensor",)
 
@@ -58,7 +61,10 @@ def events(tensor: TensorParallel, view: View) -> Iterator[Event]:
                     yield from _region(view, unit, border, step)
         elif view.setting.splits_vocabulary:
             yield from (_embedding if unit.name == "embedding" else _head)(tensor, view, unit)
-        yield from _partial(view, unit, place)
+        if not shards_weights(view):
+            yield from _partial(view, unit, place)
+    if shards_weights(view):
+        yield from _partial_in_groups(view)
 
 
 # -- blocks ----------------------------------------------------------------------------------------------------------
@@ -211,9 +217,7 @@ def _trains_before_head(view: View, unit: Unit) -> bool:
 
 
 def _partial(view: View, unit: Unit, place: int) -> Iterator[Event]:
-    """Without fully_shard, which reduces them itself, partial gradients stay as they are until something reads them."""
-    if shards_weights(view):
-        return
+    """Partial gradients stay as they are until something reads them."""
     options = view.setting.torch
     reads = _READS[options.optimizer] if options.optimizer else 0
     reads = min(reads, 1) if options.fused else reads
@@ -229,3 +233,24 @@ def _partial(view: View, unit: Unit, place: int) -> Iterator[Event]:
         elif reads:
             draft = replace(draft, phase="optimizer", why=f"{why}, each time the optimizer reads it")
             yield from view.each(draft, unit, "update", order=(number,), repeat=times * reads)
+
+
+def _partial_in_groups(view: View) -> Iterator[Event]:
+    """fully_shard makes gradients whole when it is about to scatter those of a group."""
+    program, units = view.program, view.program.units
+    groups = [made for stage in range(len(units)) for made in wrapped(view.setting, units, stage)]
+    sharding, micro_batches = (
+        program.sharding if isinstance(program, TorchProgram) else None,
+        program.schedule.micro_batches,
+    )
+    # Gradients that wait for later ones are kept in the data type in which they will be reduced.
+    waits = sharding is not None and (
+        sharding.staged or (sharding.gradient_sync == "last" and micro_batches > 1)
+    )
+    dtype, size = (view.setting.precision.dtype("reduce"), sym.b_g) if waits else computed_in(view)
+    counts = Counts(view)
+    for name, made in {made.group.name: made for made in groups}.items():
+        for number, (elements, times) in enumerate(partial_runs(view, made.weights)):
+            why = f"sum the gradients of norms that stayed partial sums, before those of {name} are scattered"
+            draft = Draft("tensor", "all_reduce", _AXES, "backward", elements * size, dtype, why)
+            yield from counts.place(draft, f"scatter {name}", (-1, number), repeat=times)
