@@ -5,40 +5,39 @@ i // gpus_per_node.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from functools import lru_cache
 from itertools import groupby
-from math import gcd
-from typing import NamedTuple
+from math import ceil, gcd
 
 from meshcost.collectives import Algorithm, choose
 from meshcost.collectives.algorithm import Pattern
 from meshcost.collectives.hierarchical import OnNodes
 from meshcost.event import Event
+from meshcost.formula import value
 from meshcost.mesh import Mesh
+from meshcost.symbols import S, n
 
 #: Operations in which a rank that sends to all others sends each of them its own chunk of the buffer.
 _TO_EACH_ITS_OWN = ("all_to_all", "reduce_scatter")
 
 
-class Row(NamedTuple):
-    """One way in which a group lies on nodes: the node of each position, and how many groups lie so."""
-
-    nodes: tuple[int, ...]
-    groups: int
-
-
-def rows(event: Event, mesh: Mesh) -> Iterator[Row]:
-    """Every way in which the groups that make this call lie on nodes."""
+def rows(event: Event, mesh: Mesh) -> Mapping[tuple[int, ...], int]:
+    """The node of each position, in every way in which groups that make this call lie on nodes; and how many lie so."""
+    found = Counter[tuple[int, ...]]()
     for group, number in mesh.samples(event.axes, event.stages).items():
-        nodes = tuple(rank // mesh.gpus_per_node for rank in group)
-        if event.split:
-            starts = range(0, len(nodes), event.split)
-            yield from (Row(nodes[start : start + event.split], number) for start in starts)
-        elif not event.pairs:
-            yield Row(nodes, number)
-        for pair in event.pairs:
-            yield Row(tuple(nodes[stage] for stage in pair), number)
+        nodes = tuple([rank // mesh.gpus_per_node for rank in group])
+        for row in _parts(event, nodes):
+            found[row] += number
+    return found
+
+
+def _parts(event: Event, nodes: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The groups that really make the call: all of one along the axes, some stages of it, or runs of neighbours."""
+    if event.split:
+        return [nodes[start : start + event.split] for start in range(0, len(nodes), event.split)]
+    return [tuple(nodes[stage] for stage in pair) for pair in event.pairs] or [nodes]
 
 
 def placed(event: Event, mesh: Mesh, name: str | None) -> Algorithm:
@@ -46,7 +45,7 @@ def placed(event: Event, mesh: Mesh, name: str | None) -> Algorithm:
     algorithm = choose(event.op, name)
     if not isinstance(algorithm, OnNodes):
         return algorithm
-    shared = (len(list(run)) for row in rows(event, mesh) for _, run in groupby(row.nodes))
+    shared = (len(list(run)) for row in rows(event, mesh) for _, run in groupby(row))
     return algorithm.placed(gcd(*shared))
 
 
@@ -81,6 +80,43 @@ def _along(edges: tuple[tuple[int, int, int], ...], nodes: Sequence[int], sent: 
         every[source] += weight
         crossing[source] += weight * (nodes[source] != nodes[target])
     return [amount * crossing[at] // every[at] if every[at] else 0 for at, amount in enumerate(sent)]
+
+
+def shared(crossing: Sequence[int], nodes: Sequence[int]) -> Fraction:
+    """Bytes between nodes for each member of a node that shares out what leaves it: the most of any node.
+
+    A ring leaves a node by one of its members. NCCL runs several, its channels, each of which leaves by another network
+    adapter, so that all members of a node in the group do an equal part.
+    """
+    members, leaving = Counter(nodes), Counter[int]()
+    for node, amount in zip(nodes, crossing, strict=True):
+        if amount:
+            leaving[node] += amount
+    parts = {(amount, members[node]) for node, amount in leaving.items()}
+    return max((Fraction(*part) for part in parts), default=Fraction(0))
+
+
+def rounds(event: Event, algorithm: Algorithm) -> int:
+    """Rounds of one call."""
+    return _rounds(event, algorithm, event.group_size)
+
+
+def inter_node_rounds(event: Event, algorithm: Algorithm, share: Fraction) -> int:
+    """Rounds that wait for a message between nodes, where ``share`` of the bytes of a rank goes there.
+
+    A chunk on a ring waits only for its own hops, and so does a rank that talks to one other after the next. An
+    algorithm that knows nodes has rounds of either kind; any other waits for the slowest message of each round.
+    """
+    if isinstance(algorithm, OnNodes):
+        inside, _ = algorithm.nodes(event.group_size)
+        return rounds(event, algorithm) - (_rounds(event, algorithm, inside) if inside > 1 else 0)
+    if pattern(event, algorithm) in ("next", "all"):
+        return ceil(rounds(event, algorithm) * share)
+    return rounds(event, algorithm) if share else 0
+
+
+def _rounds(event: Event, algorithm: Algorithm, ranks: int) -> int:
+    return int(value(algorithm.forms[event.op].rounds, {n: ranks, S: event.payload_bytes}))
 
 
 def pattern(event: Event, algorithm: Algorithm) -> Pattern:

@@ -61,8 +61,9 @@ class Price:
     ``sent`` and ``received`` are the closed forms for all calls of the event. ``intra_node_bytes`` and
     ``inter_node_bytes`` split the sent bytes: of the ranks that send so much, those of the one that sends the most of it
     between nodes. ``cluster_sent_bytes`` and ``cluster_inter_node_bytes`` are what all ranks that make the call send
-    together. ``runs`` holds (first position, sent, received) where positions in the group differ; it is empty where all
-    ranks of a group send alike.
+    together. ``rail_bytes`` are what one rank sends between nodes where the members of its group on one node share out
+    what leaves it. Of the ``rounds``, ``inter_node_rounds`` wait for a message between nodes. ``runs`` holds (first
+    position, sent, received) where positions in the group differ; it is empty where all ranks of a group send alike.
     """
 
     algorithm: str
@@ -74,6 +75,9 @@ class Price:
     inter_node_bytes: int
     cluster_sent_bytes: int = 0
     cluster_inter_node_bytes: int = 0
+    rail_bytes: int = 0
+    rounds: int = 0
+    inter_node_rounds: int = 0
     runs: tuple[Run, ...] = ()
 
     def at(self, position: int) -> tuple[int, int]:

@@ -50,6 +50,9 @@ class _OneCall(_Record):
     inter_node_bytes: Natural
     cluster_sent_bytes: Natural
     cluster_inter_node_bytes: Natural
+    rail_bytes: Natural
+    rounds: Natural
+    inter_node_rounds: Natural
 
 
 class _Site(_Record):
@@ -277,7 +280,9 @@ def _read_event(index: int, record: _Event, mesh: Mesh) -> Event:
     return event
 
 
-_NUMBERS = ("count", "payload_bytes", *_OneCall.model_fields)
+_NUMBERS = (
+    "count", "payload_bytes", "sent_bytes", "received_bytes", "intra_node_bytes", "inter_node_bytes", *CLUSTER,
+)  # fmt: skip
 
 
 def _fits(event: Event, mesh: Mesh) -> None:

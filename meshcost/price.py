@@ -6,13 +6,15 @@ ranks: rank i sits in node i // gpus_per_node, and an algorithm says to whom eac
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from math import ceil
 from typing import NamedTuple
 
 from sympy import Expr
 
 from meshcost import symbols as sym
 from meshcost.collectives import Algorithm
-from meshcost.crossing import between, pattern, placed, rows
+from meshcost.crossing import between, inter_node_rounds, pattern, placed, rounds, rows, shared
 from meshcost.event import Event, Price, Run, Totals
 from meshcost.formula import bind
 from meshcost.mesh import Mesh
@@ -20,11 +22,16 @@ from meshcost.unroll import group_of
 
 
 class _Traffic(NamedTuple):
-    """What one call sends: by the busiest rank between nodes, by all ranks of all groups, and by those between nodes."""
+    """What one call sends, as multiples of what its busiest rank sends.
 
-    between: int
-    cluster: int
-    cluster_between: int
+    By such a rank between nodes; by all ranks of all groups; by those between nodes; and by one rank between nodes, where
+    the ranks of a node share that out.
+    """
+
+    between: Fraction
+    cluster: Fraction
+    cluster_between: Fraction
+    rail: Fraction
 
 
 @dataclass
@@ -44,17 +51,21 @@ class Pricer:
         numbers = {sym.S: payload, sym.n: size}
         runs = _runs(event, algorithm)
         sent_bytes = bind(sent, numbers)
-        traffic = self._sends(event, algorithm, _sent(event, sent_bytes, runs))
+        traffic = self._sends(event, algorithm, _sent(event, sent_bytes, runs), even=not runs)
+        inter_node_bytes = int(sent_bytes * traffic.between)
         price = Price(
             algorithm=algorithm.name,
             sent=event.count * self._formula(sent, event.payload, ranks),
             received=event.count * self._formula(received, event.payload, ranks),
             sent_bytes=sent_bytes,
             received_bytes=bind(received, numbers),
-            intra_node_bytes=sent_bytes - traffic.between,
-            inter_node_bytes=traffic.between,
-            cluster_sent_bytes=traffic.cluster,
-            cluster_inter_node_bytes=traffic.cluster_between,
+            intra_node_bytes=sent_bytes - inter_node_bytes,
+            inter_node_bytes=inter_node_bytes,
+            cluster_sent_bytes=int(sent_bytes * traffic.cluster),
+            cluster_inter_node_bytes=int(sent_bytes * traffic.cluster_between),
+            rail_bytes=ceil(sent_bytes * traffic.rail),
+            rounds=rounds(event, algorithm),
+            inter_node_rounds=inter_node_rounds(event, algorithm, traffic.rail),
             runs=runs,
         )
         return replace(event, price=price)
@@ -66,18 +77,29 @@ class Pricer:
             self._formulas[key] = form.xreplace({sym.S: payload, sym.n: ranks})
         return self._formulas[key]
 
-    def _sends(self, event: Event, algorithm: Algorithm, sent: list[int]) -> _Traffic:
-        """Add up one call of every group; of the busiest ranks, the one counts that sends the most between nodes."""
-        where = (event.axes, event.stages, event.pairs, event.shift, event.split)
-        key = (*where, event.op, event.payload_bytes, event.item_bytes, algorithm)
+    def _sends(self, event: Event, algorithm: Algorithm, sent: list[int], *, even: bool) -> _Traffic:
+        """Add up one call of every group; of the busiest ranks, the one counts that sends the most between nodes.
+
+        Where all ranks send alike, the shares do not depend on the size of the buffer.
+        """
+        where = (event.axes, event.stages, event.pairs, event.shift, event.split, event.op == "send")
+        what = (
+            pattern(event, algorithm)
+            if even
+            else (event.op, event.payload_bytes, event.item_bytes, algorithm)
+        )
+        key = (where, what)
         if key not in self._traffic:
-            busiest, cluster, cluster_between = (0, 0), 0, 0
-            for row in rows(event, self.mesh):
-                crossing = between(event, algorithm, row.nodes, sent)
+            busiest, cluster, cluster_between, rail = (0, 0), 0, 0, Fraction(0)
+            for nodes, groups in rows(event, self.mesh).items():
+                crossing = between(event, algorithm, nodes, sent)
                 busiest = max(busiest, *zip(sent, crossing, strict=True))
-                cluster += row.groups * sum(sent)
-                cluster_between += row.groups * sum(crossing)
-            self._traffic[key] = _Traffic(busiest[1], cluster, cluster_between)
+                cluster += groups * sum(sent)
+                cluster_between += groups * sum(crossing)
+                rail = max(rail, shared(crossing, nodes))
+            alike = event.op in algorithm.alike and event.op != "send"
+            sums = (busiest[1], cluster, cluster_between, rail if alike else busiest[1])
+            self._traffic[key] = _Traffic(*(Fraction(x) / (busiest[0] or 1) for x in sums))
         return self._traffic[key]
 
 

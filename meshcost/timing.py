@@ -1,19 +1,27 @@
 """Seconds: how long the communication of an event takes on a cluster, alone and with nothing hidden behind it.
 
-seconds = rounds x latency + bytes / bandwidth, with the latency of the slowest class of links that the call uses, and
-the bytes of whichever class takes longest: links inside a node and between nodes work at the same time. A ``recv`` takes
-no seconds of its own: it is the other end of a neighbour's ``send``, whose row has the time of the message.
+seconds = rounds x latency + bytes / bandwidth. Rounds that wait for a message between nodes have the latency between
+nodes, others that inside. Of the bytes those count that take longest: links inside a node and between nodes work at the
+same time. A ``recv`` takes no seconds of its own: it is the other end of a neighbour's ``send``, whose row has the time
+of the message.
+
+Two things are as NCCL does them. The members of a ring on one node share out what leaves it, each over its own network
+adapter: one channel of NCCL leaves the node by each of them (NVIDIA/nccl src/graph/search.cc), and a published all-reduce
+over 4 nodes of 8 GPUs has a bus bandwidth of 382 GB/s where one adapter carries 50. And an all-reduce by ring is one by
+tree where that is faster, for small messages: a chain inside each node and a binary tree between nodes, with the hops
+that src/graph/tuning.cc counts.
 """
 
+from math import ceil, log2
+
 from meshcost.clusters import Cluster, LinkClass
-from meshcost.collectives import ALGORITHMS
 from meshcost.event import Event
-from meshcost.formula import value
 from meshcost.ledger import Ledger
-from meshcost.symbols import S, n
 
 #: What has to stand beside every number of seconds.
 CAVEAT = "Seconds are communication alone, one call after the other: nothing is hidden behind computation."
+#: What they assume of the library that communicates.
+AS_NCCL = "As NCCL would: the ranks of a node share its network adapters, and a small all-reduce by ring goes by tree."
 
 
 def seconds(event: Event, cluster: Cluster) -> float:
@@ -29,19 +37,16 @@ def seconds(event: Event, cluster: Cluster) -> float:
     >>> round(seconds(event, read_cluster("h100-dgx")), 4)
     0.076
     """
-    used = _bytes_by_class(event)
+    used = _bytes_by_class(event, cluster)
     if not used:
         return 0.0
     speeds = {kind: cluster.link(kind).speed(event.op) for kind in used}
-    wait = rounds(event) * max(speed.latency.seconds for speed in speeds.values())
-    return wait + max(speeds[kind].seconds(rounds=0, sent_bytes=size) for kind, size in used.items())
-
-
-def rounds(event: Event) -> int:
-    """Rounds that one call takes under the algorithm of its price."""
-    algorithm = ALGORITHMS[event.priced.algorithm]
-    form = algorithm.forms[event.op].rounds
-    return int(value(form, {n: event.group_size, S: event.payload_bytes}))
+    moved = max(speeds[kind].seconds(rounds=0, sent_bytes=size) for kind, size in used.items())
+    price = event.priced
+    hops = [(price.rounds - price.inter_node_rounds, price.inter_node_rounds)]
+    if event.op == "all_reduce" and price.algorithm == "ring":
+        hops.append(_tree(event))
+    return moved + min(_wait(inside, between, event.op, cluster) for inside, between in hops)
 
 
 def step_seconds(ledger: Ledger, cluster: Cluster, *, stage: int | None = None) -> float:
@@ -50,11 +55,29 @@ def step_seconds(ledger: Ledger, cluster: Cluster, *, stage: int | None = None) 
     return sum(event.calls * seconds(event, cluster) for event in chosen)
 
 
-def _bytes_by_class(event: Event) -> dict[LinkClass, int]:
-    """Bytes of one call by class of links; a rank that receives more than it sends waits for that."""
+def _wait(inside: int, between: int, op: str, cluster: Cluster) -> float:
+    hops: dict[LinkClass, int] = {"intra_node": inside, "inter_node": between}
+    return sum(
+        number * cluster.link(kind).speed(op).latency.seconds for kind, number in hops.items() if number
+    )
+
+
+def _tree(event: Event) -> tuple[int, int]:
+    """Hops inside a node and between nodes, up NCCL's tree and down again."""
+    price = event.priced
+    members = max(1, price.sent_bytes // price.rail_bytes) if price.rail_bytes else event.group_size
+    return 2 * (members - 1), 2 * ceil(log2(-(-event.group_size // members)))
+
+
+def _bytes_by_class(event: Event, cluster: Cluster) -> dict[LinkClass, float]:
+    """Bytes of one call by class of links; a rank that receives more than it sends waits for that.
+
+    Ranks that take turns at an adapter are as slow as if each had more to send.
+    """
     price = event.priced
     most = 0 if event.op == "recv" else max(price.sent_bytes, price.received_bytes)
-    sent = price.intra_node_bytes + price.inter_node_bytes
-    between = most * price.inter_node_bytes // sent if sent else 0
-    found: dict[LinkClass, int] = {"intra_node": most - between, "inter_node": between}
+    between = most * price.rail_bytes // price.sent_bytes if price.sent_bytes else 0
+    found: dict[LinkClass, float] = {"intra_node": most - between, "inter_node": between}
+    if between and (adapters := cluster.link("inter_node").adapters):
+        found["inter_node"] = between * max(1, cluster.gpus_per_node / adapters)
     return {kind: size for kind, size in found.items() if size}

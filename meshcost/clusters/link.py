@@ -82,8 +82,13 @@ class Speed(_Written):
 
 
 class Link(Speed):
-    """A class of links; ``operations`` holds those operations whose speed has been measured apart."""
+    """A class of links; ``operations`` holds those operations whose speed has been measured apart.
 
+    ``adapters`` are the network adapters of one node, where a bandwidth is that of one of them. Each rank sends by one
+    adapter; where a node has fewer of them than ranks, these take turns. Without it, every rank has one for itself.
+    """
+
+    adapters: Annotated[int, Field(strict=True, ge=1)] | None = None
     operations: Mapping[str, Speed] = Field(default_factory=dict)
 
     def speed(self, op: str) -> Speed:

@@ -11,7 +11,7 @@ from sympy import Integer
 from meshcost.event import CLUSTER, Totals
 from meshcost.formula import pretty
 from meshcost.report.bill import Bill, Line
-from meshcost.timing import CAVEAT
+from meshcost.timing import AS_NCCL, CAVEAT
 
 #: Columns of the events, as in the JSON of a ledger.
 EVENT_COLUMNS = (
@@ -75,7 +75,7 @@ def _seconds(bill: Bill) -> dict[str, Any]:
     return {
         "seconds": {
             "cluster": bill.cluster.name,
-            "caveat": CAVEAT,
+            "caveat": f"{CAVEAT} {AS_NCCL}",
             "total": bill.total_seconds,
             "events": [bill.seconds(event) for event in events],
         }

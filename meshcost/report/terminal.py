@@ -17,7 +17,7 @@ from meshcost.report import words
 from meshcost.report.bill import BETWEEN, INSIDE, Bill, Line
 from meshcost.report.grid import Column, Grid
 from meshcost.report.words import Glyphs, size
-from meshcost.timing import CAVEAT
+from meshcost.timing import AS_NCCL, CAVEAT
 
 SENT, LEAVING = CLUSTER
 _HEAD, _STRATEGY, _TOTAL = "bold", "bold cyan", "bold"
@@ -244,7 +244,7 @@ def _closing(bill: Bill) -> Iterator[Text]:
         style="dim",
     )
     if bill.timed and bill.cluster is not None:
-        yield Text(f"Time: on {bill.cluster.name}. {CAVEAT}", style="dim")
+        yield Text(f"Time: on {bill.cluster.name}. {CAVEAT} {AS_NCCL}", style="dim")
     yield Text("The formula behind a row: meshcost explain JOB NUMBER", style="dim")
 
 

@@ -11,7 +11,7 @@ from meshcost.clusters.fit import Point, fit
 from meshcost.errors import JobError, MeshcostError
 from meshcost.execute.saving import cluster_of, save
 from meshcost.measurement import Measurement
-from meshcost.timing import rounds, seconds, step_seconds
+from meshcost.timing import seconds, step_seconds
 
 LINK = """
 links:
@@ -107,15 +107,42 @@ def test_a_slower_link_and_more_rounds_take_longer():
     inside = analyze(Job(parallel={"data": 8}, **job)).events[0]
     between = analyze(Job(parallel={"data": 16}, **job)).events[0]
     cluster = read_cluster("h100-dgx")
-    assert rounds(inside) == 14
-    assert rounds(between) == 30
+    assert (inside.priced.rounds, inside.priced.inter_node_rounds) == (14, 0)
+    assert (between.priced.rounds, between.priced.inter_node_rounds) == (30, 4)
     fast, slow = cluster.link("intra_node"), cluster.link("inter_node")
     assert seconds(inside, cluster) == pytest.approx(
         fast.seconds(rounds=14, sent_bytes=inside.priced.sent_bytes)
     )
+    tree = (
+        14 * fast.latency.seconds + 2 * slow.latency.seconds
+    )  # up and down inside a node, and to the other one
     assert seconds(between, cluster) == pytest.approx(
-        slow.seconds(rounds=30, sent_bytes=between.priced.sent_bytes)
+        tree + slow.seconds(rounds=0, sent_bytes=between.priced.sent_bytes / 8)
     )
+
+
+def test_a_small_sum_over_many_ranks_goes_by_tree_and_a_named_algorithm_by_itself():
+    job = {"model": "gpt2", "parallel": {"data": 512}, "batch": {"sequence": 1024, "global_batch": 512}}
+    cluster = read_cluster("h100-dgx")
+
+    def loss(**more):
+        (event,) = analyze(Job(**job, **more)).filter(lambda x: x.payload_bytes == 4)
+        return seconds(event, cluster)
+
+    assert loss() == pytest.approx(14 * 1.83e-6 + 12 * 14e-6, rel=1e-3)
+    assert loss(algorithms={"all_reduce": "hierarchical"}) == pytest.approx(
+        14 * 1.83e-6 + 126 * 14e-6, rel=1e-3
+    )
+    assert loss(algorithms={"all_reduce": "recursive_doubling"}) == pytest.approx(9 * 14e-6, rel=1e-3)
+
+
+def test_ranks_that_share_an_adapter_take_turns():
+    fields = read_cluster("h100-dgx").model_dump()
+    fields["links"]["inter_node"]["adapters"] = 2
+    few, many = read_cluster(fields), read_cluster("h100-dgx")
+    job = Job(model="llama-3-8b", parallel={"data": 16}, batch={"sequence": 1024, "global_batch": 16})
+    event = analyze(job).events[0]
+    assert seconds(event, few) == pytest.approx(4 * seconds(event, many), rel=1e-2)
 
 
 def test_a_step_is_the_sum_of_its_calls():
