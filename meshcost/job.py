@@ -229,9 +229,10 @@ class Job(Options):
             first += number
         units[0] = (("embedding", 1), *units[0])
         units[-1] = (*units[-1], ("head", 1))
+        plain = Program(schedule, tuple(units))
         if self.framework == "torch":
-            return torch_program(self.setting, schedule, tuple(units))
-        return Program(schedule, tuple(units))
+            return torch_program(View(self.setting, self.mesh, plain, self.values))
+        return plain
 
     @cached_property
     def values(self) -> Values:

@@ -33,15 +33,18 @@ class Bucket:
 class TorchProgram(Program):
     """A program with the groups of fully_shard, or with the buckets of each virtual stage in the order of their calls.
 
-    ``buckets_every``: buckets are reduced after every micro-batch, not only the last.
+    ``buckets_every``: buckets are reduced after every micro-batch, not only the last. ``updates`` are the calls in which
+    each virtual stage's updated weights are handed out at the end of the step, in order: parts named ``update X``.
     """
 
     sharding: Sharding | None = None
     buckets: tuple[tuple[Bucket, ...], ...] = ()
     buckets_every: bool = False
+    updates: tuple[tuple[str, ...], ...] = ()
 
     def walk(self, rank: int) -> Iterator[Part]:
-        """Yield everything one pipeline rank computes and what is called around it."""
+        """Yield everything one pipeline rank computes and what is called around it, after a part named ``start``."""
+        yield Part("start", "forward", None, "step")
         if self.sharding is not None:
             yield from _Sharded(self, self.sharding, rank).walk()
         elif self.buckets:
@@ -49,15 +52,25 @@ class TorchProgram(Program):
         else:
             yield from super().walk(rank)
 
+    def finish(self, rank: int) -> Iterator[Part]:
+        """Yield what comes after the last micro-batch; at its end, the updates."""
+        yield from super().finish(rank)
+        for stage in self.schedule.hosted(rank) if self.updates else ():
+            yield from (Part(f"update {name}", "optimizer", None, name) for name in self.updates[stage])
+
     def _with_buckets(self, rank: int) -> Iterator[Part]:
-        """Follow each backward part by the buckets that are ready then."""
+        """Follow each backward part by the buckets that are ready then; a stage's first forward is its ``begin``."""
         ready: dict[str, list[Part]] = {}
+        begins: dict[str, Part] = {}
         for stage in self.schedule.hosted(rank):
             labels = [label for _, label in self.labelled(stage)]
+            begins[labels[0]] = Part(f"begin {stage}", "forward", 0, f"stage {stage}")
             for bucket in self.buckets[stage]:
                 part = Part(f"bucket {bucket.name}", "backward", 0, bucket.name)
                 ready.setdefault(labels[bucket.ready], []).append(part)
         for part in super().walk(rank):
+            if part.phase == "forward" and part.first and part.label in begins:
+                yield begins[part.label]
             yield part
             if part.phase == "backward" and (part.last or self.buckets_every) and part.unit != "boundary":
                 for call in ready.get(part.label, ()):

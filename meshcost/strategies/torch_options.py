@@ -23,22 +23,30 @@ Reshard = StrictBool | Annotated[int, Field(strict=True, ge=2)]
 class TorchOptions(BaseModel):
     """Options of torch that a layout does not know; they hold where ``framework: torch`` does.
 
-    A field of null follows the layout, or torch where the layout is silent. ``weights_dtype`` is what weights are stored
-    in: with fully_shard fp32, otherwise the weights of the job's precision. ``units`` are wrapped by fully_shard in this
-    order, the root last; a unit is ``blocks`` (each block on its own), ``embedding``, ``norm``, ``head``, the name of a
-    module (with ``*``: each module of such a name), or a list of names that form one unit. ``keep_last_unit`` leaves the
-    last of them gathered after its forward. ``reshard_after_forward`` goes to every call of fully_shard; null is torch's
-    own rule (all but the root). ``set_requires_gradient_sync`` says after which micro-batches gradients are reduced.
+    A field of null follows the layout, or torch where the layout is silent. ``step`` asks for one of the first steps, in
+    which torch still agrees on buckets and shapes; null is any later one. ``weights_dtype`` is what weights are stored
+    in: with fully_shard fp32, otherwise the weights of the job's precision. ``buffer_bytes`` is the size of the buffers
+    that DistributedDataParallel broadcasts.
+
+    ``units`` are wrapped by fully_shard in this order, the root last; a unit is ``blocks`` (each block on its own),
+    ``embedding``, ``norm``, ``head``, the name of a module (with ``*``: each module of such a name), or a list of names
+    that form one unit. ``keep_last_unit`` leaves the last of them gathered after its forward. ``reshard_after_forward``
+    goes to every call of fully_shard; null is torch's own rule (all but the root). ``set_requires_gradient_sync`` says
+    after which micro-batches gradients are reduced.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    # which step: null is every step after the first few, in which torch still finds things out
+    step: Annotated[int, Field(strict=True, ge=0)] | None = None
     # DistributedDataParallel
     bucket_cap_mb: Annotated[float, Field(gt=0)] | None = None
     find_unused_parameters: StrictBool = False
     static_graph: StrictBool = False
     gradient_as_bucket_view: StrictBool = False
     broadcast_buffers: StrictBool = True
+    buffer_bytes: Annotated[int, Field(strict=True, ge=0)] = 0
+    comm_hook: Literal["bf16_compress_hook", "fp16_compress_hook"] | None = None
     # ZeroRedundancyOptimizer
     parameters_as_bucket_view: StrictBool = False
     # fully_shard

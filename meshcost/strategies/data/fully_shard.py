@@ -5,32 +5,17 @@ Source   torch.distributed.fsdp.fully_shard: inner calls take their weights firs
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from meshcost.models import Weight
 from meshcost.sharding import Inside, ShardGroup, Sharding
-from meshcost.strategies.data.options import SHARDS_WEIGHTS
+from meshcost.strategies.data.options import SHARDS_WEIGHTS, syncs_every
+from meshcost.strategies.data.placed import Placed, Units, placed_weights
 from meshcost.strategies.setting import Setting
 from meshcost.strategies.torch_options import BLOCKS, Unit
 from meshcost.strategies.torch_units import unit_modules
 from meshcost.torch_program import EXPLICIT
 
-#: Runs of (unit, how many) of each virtual stage, as a program has them.
-Units = Sequence[Sequence[tuple[str, int]]]
-
 ROOT = "root"
-
-#: What the weight of a head is called that shares its numbers with the embedding of another stage.
-TIED_HEAD = "lm_head.weight"
-
-
-class Placed(NamedTuple):
-    """A weight with its full name, the place of its unit in the stage, and the label of that unit."""
-
-    name: str
-    place: int
-    label: str
-    weight: Weight
 
 
 @dataclass(frozen=True)
@@ -47,10 +32,9 @@ def sharding_of(setting: Setting, units: Units) -> Sharding | None:
     if setting.parallel["data"].strategy not in SHARDS_WEIGHTS:
         return None
     torch, pipeline = setting.torch, setting.parallel["pipeline"]
-    every = setting.parallel["data"].syncs_every_micro_batch
     return Sharding(
         tuple(tuple(w.group for w in wrapped(setting, units, stage)) for stage in range(len(units))),
-        gradient_sync=torch.set_requires_gradient_sync or ("every" if every else "last"),
+        gradient_sync="every" if syncs_every(setting) else "last",
         reshard_after_backward=torch.set_reshard_after_backward,
         last_backward="last" if torch.set_is_last_backward else "every",
         staged=pipeline.size > 1,
@@ -60,7 +44,7 @@ def sharding_of(setting: Setting, units: Units) -> Sharding | None:
 
 def wrapped(setting: Setting, units: Units, stage: int) -> list[WrappedGroup]:
     """List the groups of one virtual stage, outermost first, as torch does."""
-    placed = list(_placed(setting, units, stage))
+    placed = placed_weights(setting, units, stage)
     modules = _modules(placed)
     free = {item.name: item for item in placed}
     found: list[tuple[int, WrappedGroup]] = []
@@ -139,35 +123,6 @@ def _given(setting: Setting) -> bool | int | None:
 
 
 # -- weights and modules of a stage ----------------------------------------------------------------------------------
-
-
-def _placed(setting: Setting, units: Units, stage: int) -> list[Placed]:
-    """Weights of one virtual stage in registration order. Places go on counting over all stages."""
-    model = setting.model
-    place = sum(number for runs in units[:stage] for _, number in runs)
-    layer = sum(
-        number for runs in units[:stage] for unit, number in runs if unit not in ("embedding", "head")
-    )
-    kinds = {kind.name: kind for kind in model.kinds}
-    found: list[Placed] = []
-    for unit, number in units[stage]:
-        for _ in range(number):
-            label = unit if unit in ("embedding", "head") else f"{unit} {layer}"
-            weights = kinds[unit].weights if unit in kinds else _outside(setting, unit, apart=stage > 0)
-            found += [Placed(w.name.replace("{layer}", str(layer)), place, label, w) for w in weights]
-            layer += unit in kinds
-            place += 1
-    return found
-
-
-def _outside(setting: Setting, unit: str, *, apart: bool) -> tuple[Weight, ...]:
-    """Weights at one end of the model; a tied head far from the embedding is a copy of it."""
-    model = setting.model
-    weights = model.unit_weights("embedding" if unit == "embedding" else "head")
-    if unit == "embedding" or not (model.tied and apart):
-        return weights
-    words = (w for w in model.unit_weights("embedding") if w.group == "embedding")
-    return (*weights, *(replace(w, name=TIED_HEAD, unit="head") for w in words))
 
 
 def _modules(placed: Sequence[Placed]) -> list[str]:

@@ -77,6 +77,12 @@ class DataParallel(Strategy):
             )
 
 
+def syncs_every(setting: Setting) -> bool:
+    """Whether PyTorch reduces gradients after every micro-batch: what its own option says, or else the layout."""
+    asked = setting.torch.set_requires_gradient_sync
+    return setting.parallel["data"].syncs_every_micro_batch if asked is None else asked == "every"
+
+
 def _nearest(number: int, step: int) -> str:
     below, above = number // step * step, -(-number // step) * step
     return f"{below} or {above}" if below else f"{above}"

@@ -1,6 +1,8 @@
 """Data parallelism as PyTorch 2.13 does it.
 
-Calls    fsdp    all_gather P forward, all_gather P backward, reduce_scatter P backward, group by group of fully_shard
+Calls    ddp     all_reduce of each bucket of gradients, in the order in which they arrive
+         zero1   the same, and a broadcast of each updated weight from its owner
+         fsdp    all_gather P forward, all_gather P backward, reduce_scatter P backward, group by group of fully_shard
          HSDP    and all_reduce of each shard over the replicas
 Sends    P (d - 1) / d   bytes per call, ring
 Assumes  P is the group with each weight padded along its first dim to a multiple of the ranks
@@ -16,6 +18,8 @@ from meshcost import symbols as sym
 from meshcost.event import Event, Phase
 from meshcost.formula import value
 from meshcost.models import Weight
+from meshcost.strategies.data import torch_replicated as replicated
+from meshcost.strategies.data.buckets import REPLICAS
 from meshcost.strategies.data.fully_shard import WrappedGroup, wrapped
 from meshcost.strategies.data.options import SHARDS_WEIGHTS, DataParallel
 from meshcost.strategies.data.textbook import DENSE, EXPERTS
@@ -27,6 +31,8 @@ def events(data: DataParallel, view: View) -> Iterator[Event]:
     """Yield what the asked-for strategy calls."""
     if data.strategy in SHARDS_WEIGHTS:
         yield from _fully_sharded(view)
+    elif view.mesh.size(*REPLICAS) > 1:
+        yield from replicated.events(data, view)
 
 
 # -- fully_shard -----------------------------------------------------------------------------------------------------

@@ -1,14 +1,45 @@
 """The program of a step under PyTorch: the groups of fully_shard, or the buckets of DistributedDataParallel."""
 
+from collections.abc import Iterator
+
 from meshcost.program import Program
-from meshcost.schedule import Schedule
+from meshcost.strategies.data.buckets import REPLICAS, bucket_name, buckets, reduced
 from meshcost.strategies.data.fully_shard import sharding_of
-from meshcost.strategies.setting import Setting
-from meshcost.torch_program import TorchProgram
+from meshcost.strategies.data.options import SHARDS_WEIGHTS, syncs_every
+from meshcost.strategies.data.torch_replicated import handed_out
+from meshcost.strategies.view import View
+from meshcost.torch_program import Bucket, TorchProgram
 
 
-def torch_program(
-    setting: Setting, schedule: Schedule, units: tuple[tuple[tuple[str, int], ...], ...]
-) -> Program:
-    """Put around the units of a schedule what the data strategy calls there."""
-    return TorchProgram(schedule, units, sharding=sharding_of(setting, units))
+def torch_program(view: View) -> Program:
+    """Put around the units of a view's program what the data strategy calls there."""
+    data, program = view.setting.parallel["data"], view.program
+    if data.strategy in SHARDS_WEIGHTS:
+        return TorchProgram(program.schedule, program.units, sharding_of(view.setting, program.units))
+    if view.mesh.size(*REPLICAS) == 1:
+        return program
+    stages = range(len(program.units))
+    return TorchProgram(
+        program.schedule,
+        program.units,
+        buckets=tuple(tuple(_buckets(view, stage)) for stage in stages),
+        buckets_every=syncs_every(view.setting) and view.mesh.stages == 1,
+        updates=tuple(tuple(_updates(view, stage)) for stage in stages) if data.strategy == "zero1" else (),
+    )
+
+
+def _buckets(view: View, stage: int) -> Iterator[Bucket]:
+    """Yield the buckets of a stage; where torch looks for unused weights, a map of them too."""
+    torch = view.setting.torch
+    used_map = f"map of {len(reduced(view, stage))} weights"
+    filled = buckets(view, stage)
+    if torch.static_graph and torch.step == 0:
+        yield Bucket(used_map, filled[0].ready)
+    yield from (Bucket(bucket_name(view, bucket.weights), bucket.ready) for bucket in filled)
+    if torch.find_unused_parameters and not torch.static_graph:
+        yield Bucket(used_map, filled[-1].ready)
+
+
+def _updates(view: View, stage: int) -> Iterator[str]:
+    """Yield the broadcasts of updated weights: one for each, or one for each rank that owns some."""
+    yield from (bucket_name(view, weights) for weights in handed_out(view, stage))

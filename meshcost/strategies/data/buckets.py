@@ -1,0 +1,114 @@
+"""Buckets of DistributedDataParallel: which gradients are reduced together, and when they are ready.
+
+Source   torch 2.13: compute_bucket_assignment_by_size, Reducer::rebuild_buckets; ZeroRedundancyOptimizer
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from sympy import Add, Expr
+
+from meshcost.formula import value
+from meshcost.strategies.data.placed import Placed, placed_weights
+from meshcost.strategies.data.use_order import in_use_order
+from meshcost.strategies.view import View
+from meshcost.units import DTYPE_BYTES
+
+MIB = 2**20
+
+#: Axes over which replicas of the weights lie.
+REPLICAS = ("data", "context", "replicate")
+
+#: The first bucket is small, so that the first all-reduce starts early, unless a person sets the size.
+FIRST_MIB, DEFAULT_MIB = 1, 25
+
+
+class Filled(NamedTuple):
+    """Weights whose gradients are reduced together; ``ready`` is the place of the last unit that backward has to pass."""
+
+    weights: tuple[Placed, ...]
+    ready: int
+
+
+def buckets(view: View, stage: int) -> list[Filled]:
+    """List the buckets of one virtual stage in the order in which they are reduced."""
+    weights = reduced(view, stage)
+    torch, step = view.setting.torch, view.setting.torch.step
+    rebuilds = not torch.find_unused_parameters or torch.static_graph
+    if not rebuilds:
+        # Never rebuilt: filled in registration order, and reduced from the last to the first.
+        filled = list(_fill(view, weights, _limits(view)))[::-1]
+    elif step is not None and step < first_rebuilt(view):
+        filled = [tuple(weights)]
+    else:
+        filled = list(_fill(view, in_use_order(weights)[::-1], _limits(view)))
+    first = min((x.place for x in placed_weights(view.setting, view.program.units, stage)), default=0)
+    made, ready = [], max((x.place for x in weights), default=0)
+    for group in filled:
+        # A bucket waits for those before it.
+        ready = min(ready, *(x.place for x in group))
+        made.append(Filled(group, ready - first))
+    return made
+
+
+def first_rebuilt(view: View) -> int:
+    """First step whose buckets follow the order in which gradients arrived."""
+    return 2 if view.setting.torch.static_graph else 1
+
+
+def reduced(view: View, stage: int) -> list[Placed]:
+    """Weights whose gradients DistributedDataParallel reduces, in registration order: not those of spread experts."""
+    apart = view.setting.experts_apart
+    found = placed_weights(view.setting, view.program.units, stage)
+    return [x for x in found if x.weight.trainable and not (apart and x.weight.group == "expert")]
+
+
+def bucket_elements(view: View, weights: Sequence[Placed]) -> Expr:
+    """Elements of some weights on one rank, as a formula."""
+    return Add(*(view.local(item.weight) for item in weights))
+
+
+def bucket_name(view: View, weights: Sequence[Placed]) -> str:
+    """Name a bucket by its size: buckets of one size are one event."""
+    return f"of {value(bucket_elements(view, weights), view.values)} elements"
+
+
+def owners(view: View, weights: Sequence[Placed], ranks: int) -> list[list[Placed]]:
+    """Deal out weights as ZeroRedundancyOptimizer does: the largest first, each to the rank that has least."""
+    loads, owned = [0] * ranks, [list[Placed]() for _ in range(ranks)]
+    for item in sorted(weights, key=lambda item: -_elements(view, item)):
+        rank = loads.index(min(loads))
+        owned[rank].append(item)
+        loads[rank] += _elements(view, item)
+    return owned
+
+
+def _limits(view: View) -> tuple[int, int]:
+    """Bytes at which the first bucket and all others are full."""
+    asked = view.setting.torch.bucket_cap_mb
+    if asked is None:
+        return FIRST_MIB * MIB, DEFAULT_MIB * MIB
+    return int(asked * MIB), int(asked * MIB)
+
+
+def _fill(view: View, weights: Iterable[Placed], limits: tuple[int, int]) -> Iterator[tuple[Placed, ...]]:
+    item_bytes = DTYPE_BYTES[gradient_dtype(view)]
+    group: list[Placed] = []
+    size, limit = 0, limits[0]
+    for item in weights:
+        group.append(item)
+        size += int(_elements(view, item) * item_bytes)
+        if size >= limit:
+            yield tuple(group)
+            group, size, limit = [], 0, limits[1]
+    if group:
+        yield tuple(group)
+
+
+def gradient_dtype(view: View) -> str:
+    """Data type of gradients: that in which weights are stored."""
+    return view.setting.torch.weights_dtype or view.setting.precision.dtype("weights")
+
+
+def _elements(view: View, item: Placed) -> int:
+    return int(value(view.local(item.weight), view.values))
