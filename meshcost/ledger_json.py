@@ -111,6 +111,8 @@ class _Program(_Record):
     sharding: Sharding | None = None
     buckets: tuple[tuple[Bucket, ...], ...] = ()
     buckets_every: bool = False
+    updates: tuple[tuple[Text, ...], ...] = ()
+    votes: bool = False
 
 
 class _Ledger(_Record):
@@ -153,7 +155,10 @@ def _around(program: Program) -> dict[str, Any]:
     if not isinstance(program, TorchProgram):
         return {}
     plain = TypeAdapter(TorchProgram).dump_python(program, mode="json")
-    return {name: plain[name] for name in ("sharding", "buckets", "buckets_every")}
+    return {name: plain[name] for name in _AROUND}
+
+
+_AROUND = ("sharding", "buckets", "buckets_every", "updates", "votes")
 
 
 def _totals(ledger: Ledger) -> dict[str, Any]:
@@ -243,7 +248,7 @@ def _read_program(record: _Program, mesh: Mesh) -> Program:
         raise LedgerError("program: too many micro-batches, or not one list of units for each virtual stage.")
     if sum(number for units in record.units for _, number in units) > MOST_UNITS:
         raise LedgerError(f"program.units: more than {MOST_UNITS} units.")
-    if record.sharding is None and not record.buckets:
+    if not record.model_fields_set & {"sharding", "buckets"}:
         return Program(schedule, record.units)
     return _read_torch_program(schedule, record)
 
@@ -253,13 +258,14 @@ def _read_torch_program(schedule: Schedule, record: _Program) -> Program:
     groups = record.sharding.stages if record.sharding else ()
     spans = [[(x.enter, x.leave) for x in stage] for stage in groups]
     spans = spans or [[(x.ready, x.ready) for x in stage] for stage in record.buckets]
-    if len(spans) != len(record.units) or sum(map(len, spans)) > MOST_UNITS:
+    lists = [x for x in (spans, record.updates) if x]
+    if any(len(x) != len(record.units) or sum(map(len, x)) > MOST_UNITS for x in lists):
         raise LedgerError("program: not one list of groups or buckets for each virtual stage, or too many.")
-    for stage, runs in zip(spans, record.units, strict=True):
+    for stage, runs in zip(spans, record.units, strict=False):
         places = sum(number for _, number in runs)
         if any(not 0 <= enter <= leave < places for enter, leave in stage):
             raise LedgerError("program: a group or bucket lies outside its stage.")
-    return TorchProgram(schedule, record.units, record.sharding, record.buckets, record.buckets_every)
+    return TorchProgram(schedule, **{name: getattr(record, name) for name in ("units", *_AROUND)})
 
 
 def _read_event(index: int, record: _Event, mesh: Mesh) -> Event:

@@ -18,6 +18,9 @@ EXPLICIT = frozenset({"interleaved_1f1b", "interleaved_zb", "zbv", "dualpipev"})
 #: Stages that such a list keeps gathered at a time.
 ACTIVE_STAGES = 3
 
+#: What stages tell their neighbours before the first micro-batch.
+VOTE = "vote"
+
 Phase = Literal["forward", "backward"]
 
 
@@ -35,16 +38,18 @@ class TorchProgram(Program):
 
     ``buckets_every``: buckets are reduced after every micro-batch, not only the last. ``updates`` are the calls in which
     each virtual stage's updated weights are handed out at the end of the step, in order: parts named ``update X``.
+    ``votes``: it is the first step, in which stages agree on what they will send.
     """
 
     sharding: Sharding | None = None
     buckets: tuple[tuple[Bucket, ...], ...] = ()
     buckets_every: bool = False
     updates: tuple[tuple[str, ...], ...] = ()
+    votes: bool = False
 
     def walk(self, rank: int) -> Iterator[Part]:
-        """Yield everything one pipeline rank computes and what is called around it, after a part named ``start``."""
-        yield Part("start", "forward", None, "step")
+        """Yield everything one pipeline rank computes and what is called around it."""
+        yield from self._vote(rank) if self.votes else ()
         if self.sharding is not None:
             yield from _Sharded(self, self.sharding, rank).walk()
         elif self.buckets:
@@ -57,6 +62,19 @@ class TorchProgram(Program):
         yield from super().finish(rank)
         for stage in self.schedule.hosted(rank) if self.updates else ():
             yield from (Part(f"update {name}", "optimizer", None, name) for name in self.updates[stage])
+
+    def _vote(self, rank: int) -> Iterator[Part]:
+        """Go through the stages of a rank, down and up again: hear one neighbour, tell the other."""
+        hosted = self.schedule.hosted(rank)
+        for way, stages, step in (("forward", hosted, 1), ("backward", hosted[::-1], -1)):
+            for stage in stages:
+                action = Action("F" if step == 1 else "B", stage, 0)
+                phase: Phase = "forward" if way == "forward" else "backward"
+                for neighbour, ops in ((stage - step, "others"), (stage + step, "send")):
+                    told = self.boundary(
+                        rank, action, phase, neighbour, "send" if ops == "send" else "others"
+                    )
+                    yield from (replace(part, unit=VOTE) for part in told)
 
     def _with_buckets(self, rank: int) -> Iterator[Part]:
         """Follow each backward part by the buckets that are ready then; a stage's first forward is its ``begin``."""

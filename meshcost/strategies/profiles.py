@@ -17,6 +17,7 @@ from meshcost.strategies.data.options import DataParallel
 from meshcost.strategies.expert import textbook as expert
 from meshcost.strategies.expert.options import ExpertParallel
 from meshcost.strategies.pipeline import textbook as pipeline
+from meshcost.strategies.pipeline import torch as torch_pipeline
 from meshcost.strategies.pipeline.options import PipelineParallel
 from meshcost.strategies.scalars import textbook as scalars
 from meshcost.strategies.scalars import torch as torch_scalars
@@ -40,6 +41,7 @@ _TORCH: Mapping[type, Writer] = {
     **_TEXTBOOK,
     TensorParallel: torch_tensor.events,
     DataParallel: torch_data.events,
+    PipelineParallel: torch_pipeline.events,
     Scalars: torch_scalars.events,
 }
 

@@ -1,6 +1,7 @@
 """The program of a step under PyTorch: the groups of fully_shard, or the buckets of DistributedDataParallel."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from meshcost.program import Program
 from meshcost.strategies.data.buckets import REPLICAS, bucket_name, buckets, reduced
@@ -14,14 +15,16 @@ from meshcost.torch_program import Bucket, TorchProgram
 def torch_program(view: View) -> Program:
     """Put around the units of a view's program what the data strategy calls there."""
     data, program = view.setting.parallel["data"], view.program
+    plain = TorchProgram(
+        program.schedule, program.units, votes=view.setting.torch.step == 0 and view.mesh.stages > 1
+    )
     if data.strategy in SHARDS_WEIGHTS:
-        return TorchProgram(program.schedule, program.units, sharding_of(view.setting, program.units))
+        return replace(plain, sharding=sharding_of(view.setting, program.units))
     if view.mesh.size(*REPLICAS) == 1:
-        return program
+        return plain
     stages = range(len(program.units))
-    return TorchProgram(
-        program.schedule,
-        program.units,
+    return replace(
+        plain,
         buckets=tuple(tuple(_buckets(view, stage)) for stage in stages),
         buckets_every=syncs_every(view.setting) and view.mesh.stages == 1,
         updates=tuple(tuple(_updates(view, stage)) for stage in stages) if data.strategy == "zero1" else (),

@@ -21,6 +21,7 @@ from meshcost.strategies.pipeline.options import PipelineParallel
 from meshcost.strategies.view import Draft, Stage, View
 
 Way = Literal["forward", "backward"]
+WAYS: tuple[Way, ...] = ("forward", "backward")
 _AXES = ("pipeline",)
 _WORDS = {
     "forward": ("the activations", "next stage", "stage before"),
@@ -32,23 +33,24 @@ def events(pipeline: PipelineParallel, view: View) -> Iterator[Event]:
     """Yield the messages between stages, and the sums over copies of the same weights."""
     if pipeline.size == 1:
         return
-    yield from _messages(pipeline, view, "forward")
-    yield from _messages(pipeline, view, "backward")
+    for way in WAYS:
+        yield from messages(pipeline, view, way)
     yield from _tied_embedding(view)
     yield from _copies(view)
 
 
-def _messages(pipeline: PipelineParallel, view: View, phase: Way) -> Iterator[Event]:
+def messages(pipeline: PipelineParallel, view: View, phase: Way) -> Iterator[Event]:
+    """Yield what stages send each other in one direction, and what they receive."""
     payload = view.tokens * sym.h * sym.b_a
     gather = pipeline.scatter_gather and view.setting.size("tensor") > 1
     if gather:
         payload /= sym.t
     what, there, back = _WORDS[phase]
     schedule = view.program.schedule
-    for (shift, boundaries), stages in _neighbours(schedule, phase).items():
+    for (shift, boundaries), stages in neighbours(schedule, phase).items():
         send = _draft(view, "send", phase, payload, f"send {what} to the {there}", shift)
         yield from view.at_boundary(send, _times(boundaries, view), stages, order=2)
-    for (shift, boundaries), stages in _neighbours(schedule, phase, receiving=True).items():
+    for (shift, boundaries), stages in neighbours(schedule, phase, receiving=True).items():
         recv = _draft(view, "recv", phase, payload, f"receive {what} from the {back}", shift)
         yield from view.at_boundary(recv, _times(boundaries, view), stages, order=0)
         if gather:
@@ -74,7 +76,7 @@ def _times(boundaries: int, view: View) -> Expr:
     return boundaries * passes
 
 
-def _neighbours(
+def neighbours(
     schedule: Schedule, phase: Way, *, receiving: bool = False
 ) -> dict[tuple[int, int], tuple[int, ...]]:
     """Group ranks by (distance to the peer along the flow, how many of their chunks pass on over that distance)."""
