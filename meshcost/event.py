@@ -35,8 +35,8 @@ class Site:
     ``unit`` is ``embedding``, a kind of block, ``head``, ``boundary`` (between two stages), ``micro_batch`` (after its
     last backward) or ``step`` (once, after the last micro-batch). ``clip`` or ``update`` before the name of a unit is a
     walk through the weights of the rank, before and after what the step calls once in the optimizer. ``order`` sorts
-    the events of one unit within one phase. ``repeat`` calls follow each other.
-    ``micro_batches`` says whether it happens for each of them, or only in the first or last pass of its unit;
+    the events of one unit within one phase. ``repeat`` calls follow each other; events of one order
+    take turns. ``micro_batches`` says whether it happens for each of them, or only in the first or last pass of its unit;
     ``from_layer`` leaves out the blocks of the model before that one.
     """
 

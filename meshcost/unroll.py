@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
 
 from meshcost.event import Event, Phase
 from meshcost.mesh import Group, Mesh
@@ -61,15 +61,18 @@ class Unroller:
     def calls(self) -> Iterator[Call]:
         """Yield the calls in order."""
         for part in chain(self.program.walk(self.stage), self.program.finish(self.stage)):
-            layer = part.layer
-            for event in self.sites.get((part.unit, part.phase), ()):
-                if layer is not None and layer < event.site.from_layer:
-                    continue
-                if part.holds(event.site.order) and part.allows(
-                    event.op, event.site.micro_batches, event.shift
-                ):
-                    call = self._call(event, part)
-                    yield from (call for _ in range(event.site.repeat))
+            for _, together in groupby(self._events(part), key=lambda event: event.site.order):
+                calls = [(self._call(event, part), event.site.repeat) for event in together]
+                for turn in range(max(times for _, times in calls)):
+                    yield from (call for call, times in calls if turn < times)
+
+    def _events(self, part: Part) -> Iterator[Event]:
+        layer = part.layer
+        for event in self.sites.get((part.unit, part.phase), ()):
+            if layer is not None and layer < event.site.from_layer:
+                continue
+            if part.holds(event.site.order) and part.allows(event.op, event.site.micro_batches, event.shift):
+                yield event
 
     def _call(self, event: Event, part: Part) -> Call:
         key = (event.axes, event.pairs, event.split)

@@ -54,15 +54,14 @@ def _ring(context: ContextParallel, view: View, attention: Attention, at: Moment
     payload = sym.T * _kv_width(view, attention) * sym.b_a
     yield from _hops(view, payload, at, "pass keys and values on around the ring")
     if at.step.going == "backward":
-        yield from _hops(
-            view, payload, at.later(1), "pass the gradients of keys and values on around the ring"
-        )
+        yield from _hops(view, payload, at, "pass the gradients of keys and values on around the ring")
 
 
 def _hops(view: View, payload: Expr, at: Moment, why: str) -> Iterator[Event]:
-    for place, op in enumerate(("send", "recv")):
+    """Send and receive take turns: what came last is what goes on next."""
+    for op in ("send", "recv"):
         draft = replace(_draft(view, op, payload, at, why), shift=1)
-        yield from view.call(draft, at.unit, order=at.later(place).order, repeat=sym.c - 1)
+        yield from view.call(draft, at.unit, order=at.order, repeat=sym.c - 1)
 
 
 def _all_gather(context: ContextParallel, view: View, attention: Attention, at: Moment) -> Iterator[Event]:
