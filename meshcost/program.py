@@ -8,6 +8,9 @@ from meshcost.schedule import Action, Schedule
 
 Phase = Literal["forward", "backward", "optimizer"]
 
+#: Before the first micro-batch, and after the optimizer's update.
+BEGIN, REPORT = "begin", "report"
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -75,6 +78,10 @@ class Program:
                 if not left[action.micro_batch]:
                     yield Part("micro_batch", "backward", action.micro_batch, "micro-batch")
 
+    def begin(self) -> Iterator[Part]:
+        """Yield what comes before the first micro-batch."""
+        yield Part(BEGIN, "forward", None, "step")
+
     def finish(self, rank: int) -> Iterator[Part]:
         """Yield what comes after the last micro-batch: each phase once, the optimizer with two walks through all weights."""
         yield Part("step", "forward", None, "step")
@@ -82,6 +89,7 @@ class Program:
         yield from self._weights(rank, "clip")
         yield Part("step", "optimizer", None, "step")
         yield from self._weights(rank, "update")
+        yield Part(REPORT, "optimizer", None, "step")
 
     def _weights(self, rank: int, what: str) -> Iterator[Part]:
         for stage in self.schedule.hosted(rank):

@@ -59,9 +59,11 @@ class TorchProgram(Program):
 
     def finish(self, rank: int) -> Iterator[Part]:
         """Yield what comes after the last micro-batch; at its end, the updates."""
-        yield from super().finish(rank)
+        *parts, report = super().finish(rank)
+        yield from parts
         for stage in self.schedule.hosted(rank) if self.updates else ():
             yield from (Part(f"update {name}", "optimizer", None, name) for name in self.updates[stage])
+        yield report
 
     def _vote(self, rank: int) -> Iterator[Part]:
         """Go through the stages of a rank, down and up again: hear one neighbour, tell the other."""

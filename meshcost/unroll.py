@@ -60,7 +60,8 @@ class Unroller:
 
     def calls(self) -> Iterator[Call]:
         """Yield the calls in order."""
-        for part in chain(self.program.walk(self.stage), self.program.finish(self.stage)):
+        program, stage = self.program, self.stage
+        for part in chain(program.begin(), program.walk(stage), program.finish(stage)):
             for _, together in groupby(self._events(part), key=lambda event: event.site.order):
                 calls = [(self._call(event, part), event.site.repeat) for event in together]
                 for turn in range(max(times for _, times in calls)):

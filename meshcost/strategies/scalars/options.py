@@ -1,10 +1,20 @@
 """Small calls: whether a step clips gradients by their global norm, and whether it reports a mean loss."""
 
+from typing import Literal
+
 from meshcost.strategies.setting import Options
+
+ScalarDtype = Literal["fp64", "int64", "fp32", "int32"]
 
 
 class Scalars(Options):
-    """Numbers of four bytes that a step adds up over ranks. Both are on unless switched off."""
+    """Numbers that a step adds up over ranks. The norm and the loss, of four bytes each, are on unless switched off.
+
+    ``at_start`` and ``at_end`` are what a training loop counts and reports besides: for each of them its data type. They
+    are added up over the ranks that share the batch, one call each.
+    """
 
     gradient_norm: bool = True
     loss: bool = True
+    at_start: tuple[ScalarDtype, ...] = ()
+    at_end: tuple[ScalarDtype, ...] = ()

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 
 from sympy import Integer
 
-from meshcost.event import Event
+from meshcost.event import Event, Site
+from meshcost.program import BEGIN, REPORT
 from meshcost.strategies.scalars.options import Scalars
 from meshcost.strategies.view import Draft, Stage, View
+from meshcost.units import DTYPE_BYTES
 
 _FP32_BYTES = Integer(4)
 
@@ -20,6 +22,7 @@ _FP32_BYTES = Integer(4)
 def events(scalars: Scalars, view: View) -> Iterator[Event]:
     """Yield the norm and the loss."""
     everywhere = Stage(tuple(range(view.mesh.stages)), (), view.values)
+    yield from reported(scalars, view)
     if scalars.loss:
         yield from _loss(view)
     if scalars.gradient_norm:
@@ -30,6 +33,28 @@ def events(scalars: Scalars, view: View) -> Iterator[Event]:
             experts = ("expert_data",) if sharded else ()
             axes = ("expert_tensor", "expert", *experts, "pipeline")
             yield from _norm(view, everywhere, axes, "the gradient norm of the experts")
+
+
+def reported(scalars: Scalars, view: View) -> Iterator[Event]:
+    """Yield the numbers that a training loop adds up before its first micro-batch and after its update."""
+    everywhere = tuple(range(view.mesh.stages))
+    for dtypes, site, phase in (
+        (scalars.at_start, BEGIN, "forward"),
+        (scalars.at_end, REPORT, "optimizer"),
+    ):
+        for number, dtype in enumerate(dtypes):
+            draft = Draft(
+                "scalars",
+                "all_reduce",
+                ("data", "context", "replicate"),
+                "forward" if phase == "forward" else "optimizer",
+                Integer(int(DTYPE_BYTES[dtype])),
+                dtype,
+                "a number that the training loop reports"
+                if site == REPORT
+                else "a number that it counts first",
+            )
+            yield from view.at(draft, Integer(1), Site(site, (number,)), everywhere, view.values)
 
 
 def _norm(view: View, stage: Stage, axes: tuple[str, ...], what: str) -> Iterator[Event]:

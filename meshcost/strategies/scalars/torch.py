@@ -15,6 +15,7 @@ from sympy import Add, Expr, Integer
 from meshcost.event import Event, Phase
 from meshcost.models import Weight
 from meshcost.strategies.scalars.options import Scalars
+from meshcost.strategies.scalars.textbook import reported
 from meshcost.strategies.torch_layout import (
     computed_in,
     is_trained,
@@ -35,6 +36,7 @@ Dims = tuple[tuple[str, ...], ...]
 
 def events(scalars: Scalars, view: View) -> Iterator[Event]:
     """Yield the loss and the norm."""
+    yield from reported(scalars, view)
     if scalars.loss:
         yield from _loss(view)
     if scalars.gradient_norm:
