@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from meshcost.execute.torch_models import CausalModel
 from meshcost.execute.trace_world import Axes
@@ -46,10 +48,18 @@ def shards(job: Job) -> bool:
     return job.parallel.data.strategy in ("fsdp", "zero3")
 
 
-def checkpoint_blocks(part: CausalModel) -> None:
-    """Recompute each block in its backward."""
+def checkpoint_blocks(part: CausalModel, options: TorchOptions) -> None:
+    """Recompute each block in its backward, but for the operations whose results are saved."""
+    more: dict[str, Any] = {"early_stop": options.early_stop}
+    if options.checkpoint_saves:
+        more["context_fn"] = partial(create_selective_checkpoint_contexts, partial(_policy_of, options))
     for name, block in part.model.layers.items():
-        part.model.layers[name] = checkpoint_wrapper(block)
+        part.model.layers[name] = checkpoint_wrapper(block, **more)
+
+
+def _policy_of(options: TorchOptions, context: object, op: object, *args: object, **kwargs: object) -> Any:
+    is_saved = any(f"_c10d_functional.{name}" in str(op) for name in options.checkpoint_saves)
+    return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 class _Chunks(Sequence[torch.Tensor]):

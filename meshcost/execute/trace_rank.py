@@ -100,7 +100,7 @@ def distribute(parts: Sequence[CausalModel], job: Job, options: TorchOptions, ax
         spread_experts(part, options, axes)
         attend_around(part, job, options, axes)
         if job.recompute == "full":
-            checkpoint_blocks(part)
+            checkpoint_blocks(part, options)
         if shards(job):
             shard(part, job, options, axes)
 

@@ -32,7 +32,8 @@ class TorchOptions(BaseModel):
     ``embedding``, ``norm``, ``head``, the name of a module (with ``*``: each module of such a name), or a list of names
     that form one unit. ``keep_last_unit`` leaves the last of them gathered after its forward. ``reshard_after_forward``
     goes to every call of fully_shard; null is torch's own rule (all but the root). ``set_requires_gradient_sync`` says
-    after which micro-batches gradients are reduced.
+    after which micro-batches gradients are reduced. ``checkpoint_saves`` lists operations whose results a selective
+    policy saves, so that they are not repeated.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -59,6 +60,9 @@ class TorchOptions(BaseModel):
     weights_dtype: Literal["fp64", "fp32", "bf16", "fp16"] | None = None
     # parallelize_module
     prepare_module_input: StrictBool = False
+    # torch.utils.checkpoint, around each block where the job says ``recompute: full``
+    early_stop: StrictBool = True
+    checkpoint_saves: tuple[Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all"], ...] = ()
     # pipelining
     static_shapes: StrictBool = True
     # context parallel

@@ -130,11 +130,15 @@ def _region(view: View, unit: Unit, border: Border, step: Pass) -> Iterator[Even
     if view.setting.sequence_parallel:
         for width in dict.fromkeys(border.region.inputs):
             why = f"collect the input of {name}{step.note}"
-            yield from view.call(_activations(view, "all_gather", width, step.phase, why), unit, order=enter)
-    if step is RECOMPUTE and border.is_last:
+            draft = _activations(view, "all_gather", width, step.phase, why)
+            if not (step is RECOMPUTE and draft.op in view.setting.torch.checkpoint_saves):
+                yield from view.call(draft, unit, order=enter)
+    out = _sum(view, border.region.output, step, f"output of {name}")
+    if step is RECOMPUTE and (border.is_last and view.setting.torch.early_stop):
         # Recomputation stops once the last input that backward needs is there, which is before this sum.
         return
-    yield from view.call(_sum(view, border.region.output, step, f"output of {name}"), unit, order=leave)
+    if not (step is RECOMPUTE and out.op in view.setting.torch.checkpoint_saves):
+        yield from view.call(out, unit, order=leave)
 
 
 def _split_again(view: View, unit: Unit, border: Border, order: tuple[int, ...]) -> Iterator[Event]:
