@@ -22,7 +22,7 @@ _PHASE = re.compile(
 _WHAT: Mapping[str, str] = {
     "init": rec.SETUP,
     "prepare": rec.SETUP,
-    "pre": rec.SETUP,
+    "pre": rec.FORWARD,
     "fwd": rec.FORWARD,
     "loss": rec.FORWARD,
     "bwd": rec.BACKWARD,
