@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from meshcost import testing as testing
     from meshcost.clusters import Cluster, read_cluster
     from meshcost.collectives import ALGORITHMS, Algorithm
+    from meshcost.difference import Difference
     from meshcost.errors import (
         FormulaError,
         JobError,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from meshcost.execute.recording_compare import assert_same
     from meshcost.execute.trace import trace
     from meshcost.job import Job, analyze, load, read_job
-    from meshcost.ledger import Difference, Ledger
+    from meshcost.ledger import Ledger
     from meshcost.mesh import Mesh
     from meshcost.models import Model, freeze, lora, read_model
     from meshcost.strategies import Strategy
@@ -101,7 +102,8 @@ _HOMES = MappingProxyType(
             "meshcost.execute.trace": ("trace",),
             "meshcost.strategies.torch_options": ("TorchOptions",),
             "meshcost.job": ("Job", "analyze", "load", "read_job"),
-            "meshcost.ledger": ("Difference", "Ledger"),
+            "meshcost.difference": ("Difference",),
+            "meshcost.ledger": ("Ledger",),
             "meshcost.mesh": ("Mesh",),
             "meshcost.models": ("Model", "freeze", "lora", "read_model"),
             "meshcost.strategies": ("Strategy",),

@@ -10,6 +10,7 @@ from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from meshcost.difference import Difference, Kind, Tally, differences, tally
 from meshcost.errors import LedgerError
 from meshcost.event import OPERATIONS, PHASES, Event, Phase, Price, Run, Site, Totals
 from meshcost.formula import pretty
@@ -33,20 +34,6 @@ __all__ = [
     "Site",
     "Totals",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """A kind of call that two ledgers make a different number of times."""
-
-    strategy: str
-    op: str
-    axes: tuple[str, ...]
-    phase: Phase
-    dtype: str
-    payload_bytes: int
-    calls: int = 0
-    other_calls: int = 0
 
 
 #: By what events can be told apart.
@@ -179,14 +166,17 @@ class Ledger:
         self.mesh.check(rank)
         yield from Unroller(self.events, self.mesh, self.program, rank).calls()
 
-    def compare(self, other: "Ledger") -> tuple[Difference, ...]:
-        """List the kinds of call that the two ledgers make a different number of times; empty if they agree."""
-        mine, theirs = _census(self), _census(other)
-        return tuple(
-            replace(kind, calls=mine.get(kind, 0), other_calls=theirs.get(kind, 0))
-            for kind in {**mine, **theirs}
-            if mine.get(kind, 0) != theirs.get(kind, 0)
-        )
+    def kinds(self, stage: int | None = None) -> dict[Kind, Tally]:
+        """Count the calls of a rank of ``stage`` by operation, group and phase; without it, of one rank of each stage."""
+        return tally(self, range(self.mesh.stages) if stage is None else (stage,))
+
+    def compare(self, other: "Ledger", *, stage: int | None = None) -> tuple[Difference, ...]:
+        """List the kinds of call that the two ledgers make a different number of times, or on other buffers.
+
+        Calls are told apart by operation, group and phase, not by the strategy that makes them. They are those of a rank
+        of ``stage``, or of one rank of each stage. Empty if the ledgers agree.
+        """
+        return differences(self.kinds(stage), other.kinds(stage))
 
     def to_dict(self) -> dict[str, Any]:
         """The whole ledger as JSON values; ``from_dict`` reads it back to an equal ledger."""
@@ -212,15 +202,6 @@ class Ledger:
 
     def _repr_html_(self) -> str:
         return str(import_module("meshcost.report.html").bill(self))
-
-
-def _census(ledger: Ledger) -> dict[Difference, int]:
-    """Count calls of all stages by kind."""
-    counts: dict[Difference, int] = {}
-    for event in ledger:
-        kind = Difference(event.strategy, event.op, event.axes, event.phase, event.dtype, event.payload_bytes)
-        counts[kind] = counts.get(kind, 0) + event.calls * len(event.stages)
-    return counts
 
 
 def _row(event: Event) -> dict[str, Any]:

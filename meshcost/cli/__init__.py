@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from meshcost.cli.bills import analyze, calls, explain
+from meshcost.cli.bills import analyze, calls, compare, explain
 from meshcost.cli.common import refuse
 from meshcost.cli.execution import verify
 from meshcost.cli.shelves import collectives, models
@@ -44,7 +44,7 @@ def _front(
 
 
 #: The table of contents, as --help shows it.
-for command in (analyze, explain, calls, collectives, models, verify, init, schema):
+for command in (analyze, explain, compare, calls, collectives, models, verify, init, schema):
     app.command()(command)
 
 

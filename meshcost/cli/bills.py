@@ -1,10 +1,11 @@
 """Commands about one training step: its bill, the formula behind a line, the calls of a rank."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from meshcost.cli.common import bill_of, read_job, show_or_dump
+from meshcost.cli.common import bill_of, jobs_by_name, read_job, show_or_dump
 from meshcost.cli.options import BillFormat, By, CallFormat, Framework, JobFile, PageFormat
 from meshcost.report.output import show, write, write_json
 
@@ -66,6 +67,33 @@ def explain(
     else:
         found = find(ledger, event, asked)
         show_or_dump(form, lambda: Page(found), lambda: as_dict(found))
+
+
+def compare(
+    jobs: Annotated[
+        list[Path],
+        typer.Argument(metavar="JOB...", help="Job files, the first to compare with.", show_default=False),
+    ],
+    frameworks: Annotated[
+        str, typer.Option(metavar="NAMES", help="Each job under each of these, as textbook,torch.")
+    ] = "",
+    stage: Annotated[int | None, typer.Option(help="What a rank of this pipeline stage calls.")] = None,
+    form: Annotated[BillFormat, typer.Option("--format", help="How it is written.")] = BillFormat.table,
+) -> None:
+    """Show line by line what one bill has beyond another: two jobs, or one job under several frameworks."""
+    named = jobs_by_name(jobs, frameworks)
+    from meshcost.report import comparison
+
+    shown = comparison.compared([(name, bill_of(job)) for name, job in named], stage)
+    match form:
+        case BillFormat.table:
+            show(shown)
+        case BillFormat.json:
+            write_json(comparison.as_dict(shown))
+        case BillFormat.csv:
+            write([comparison.as_csv(shown)])
+        case BillFormat.markdown:
+            write([comparison.as_markdown(shown)])
 
 
 def calls(

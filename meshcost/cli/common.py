@@ -2,7 +2,7 @@
 
 import gc
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,18 @@ def read_job(path: Path, framework: str | None, cluster: str | None = None) -> "
     except MeshcostError as error:
         refuse(error.problems)
         raise typer.Exit(2) from None
+
+
+def jobs_by_name(paths: Sequence[Path], frameworks: str) -> "list[tuple[str, Job]]":
+    """Read every job under every framework; a job is named by whatever tells it apart."""
+    asked: list[str | None] = [name.strip() for name in frameworks.split(",") if name.strip()]
+    stems = len({path.stem for path in paths}) == len(paths)
+    found = []
+    for path in paths:
+        for framework in asked or [None]:
+            file = (path.stem if stems else str(path)) if len(paths) > 1 or not framework else ""
+            found.append((" ".join(filter(None, (file, framework))), read_job(path, framework)))
+    return found
 
 
 def light() -> None:

@@ -38,6 +38,7 @@ def test_help_lists_every_command_and_loads_nothing_heavy():
     for name in (
         "analyze",
         "explain",
+        "compare",
         "collectives",
         "models",
         "calls",

@@ -1,0 +1,76 @@
+"""Differences: kinds of call, told apart by what is called, on which group and when, and how two ledgers differ in them.
+
+The strategy that makes a call does not count: the reduce-scatter of ZeRO-1 and that of ZeRO-2 are one kind.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from meshcost.event import Event, Phase
+
+
+class Kind(NamedTuple):
+    """A line of a comparison."""
+
+    op: str
+    axes: tuple[str, ...]
+    phase: Phase
+
+
+@dataclass(slots=True)
+class Tally:
+    """All calls of one kind: how many, what they send, why, and exactly on what (data type and bytes)."""
+
+    calls: int = 0
+    payload_bytes: int = 0
+    sent_bytes: int = 0
+    reasons: tuple[str, ...] = ()
+    buffers: Counter[tuple[str, int]] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A kind of call that two ledgers make a different number of times, or on other buffers."""
+
+    op: str
+    axes: tuple[str, ...]
+    phase: Phase
+    reasons: tuple[str, ...] = ()
+    calls: int = 0
+    other_calls: int = 0
+    sent_bytes: int = 0
+    other_sent_bytes: int = 0
+
+
+def tally(events: Iterable[Event], stages: Iterable[int]) -> dict[Kind, Tally]:
+    """Count the calls of one rank of each of these stages, by kind.
+
+    >>> tally((), (0,))
+    {}
+    """
+    wanted, found = set(stages), dict[Kind, Tally]()
+    for event in events:
+        ranks = len(wanted & set(event.stages))
+        if not ranks:
+            continue
+        kind = found.setdefault(Kind(event.op, event.axes, event.phase), Tally())
+        kind.calls += ranks * event.totals.calls
+        kind.payload_bytes += ranks * event.totals.payload_bytes
+        kind.sent_bytes += ranks * event.totals.sent_bytes
+        kind.buffers[event.dtype, event.payload_bytes] += ranks * event.calls
+        kind.reasons = tuple(dict.fromkeys((*kind.reasons, event.why)))
+    return found
+
+
+def differences(mine: Mapping[Kind, Tally], theirs: Mapping[Kind, Tally]) -> tuple[Difference, ...]:
+    """List the kinds that are not alike, in the order in which they first come."""
+    found = []
+    for kind in {**mine, **theirs}:
+        one, other = mine.get(kind, Tally()), theirs.get(kind, Tally())
+        if one.buffers != other.buffers:
+            reasons = tuple(dict.fromkeys((*one.reasons, *other.reasons)))
+            figures = (one.calls, other.calls, one.sent_bytes, other.sent_bytes)
+            found.append(Difference(*kind, reasons, *figures))
+    return tuple(found)

@@ -1,0 +1,106 @@
+"""`meshcost compare`: what one bill has beyond another, and that no byte of either is lost."""
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from meshcost import Job, Ledger, analyze
+
+Run = Callable[..., object]
+Jobs = dict[str, Path]
+
+
+def trained(strategy: str, **more: object) -> Ledger:
+    parallel = {"data": {"strategy": strategy, "size": 4}, "tensor": {"size": 2}, "pad_vocabulary": 128}
+    return analyze(Job(model="gpt2", parallel=parallel, batch={"sequence": 64, "global_batch": 4}, **more))
+
+
+def written(run: Run, *arguments: object) -> dict:
+    done = run("compare", *arguments, "--format", "json")
+    assert (done.code, done.err) == (0, "")
+    return json.loads(done.out)
+
+
+@pytest.fixture
+def pair(jobs: Jobs, tmp_path: Path) -> tuple[Path, Path]:
+    """One job with sharded weights and one with whole ones, alike in all else."""
+    other = tmp_path / "whole.yaml"
+    other.write_text(jobs["dense"].read_text().replace("strategy: fsdp", "strategy: ddp"))
+    return jobs["dense"], other
+
+
+def test_only_what_differs_is_told_apart_whoever_calls_it():
+    """ZeRO-1 splits the all-reduce of DDP in two; what tensor parallelism and the loss call is the same."""
+    one, other = trained("zero1"), trained("ddp")
+    found = {(x.op, x.axes, x.phase): (x.calls, x.other_calls) for x in one.compare(other)}
+    assert found == {
+        ("all_reduce", ("data",), "backward"): (1, 2),
+        ("reduce_scatter", ("data",), "backward"): (1, 0),
+        ("all_gather", ("data",), "optimizer"): (1, 0),
+        ("all_reduce", ("tensor", "data"), "optimizer"): (1, 0),
+        ("all_reduce", ("tensor",), "optimizer"): (0, 1),
+    }
+    assert one.compare(trained("zero1")) == ()
+    sent = sum(x.sent_bytes - x.other_sent_bytes for x in one.compare(other))
+    assert sent == one.totals.sent_bytes - other.totals.sent_bytes
+
+
+def test_equal_counts_of_other_buffers_differ():
+    wide = trained("ddp", precision={"weights": "bf16", "reduce": "fp32"})
+    assert [x.reasons for x in trained("ddp").compare(wide)]
+
+
+def test_the_lines_of_each_bill_add_up_to_it(run: Run, pair: tuple[Path, Path]):
+    data = written(run, *pair)
+    assert [bill["name"] for bill in data["bills"]] == ["dense", "whole"]
+    for i, bill in enumerate(data["bills"]):
+        for key in ("calls", "payload_bytes", "sent_bytes"):
+            assert sum(line[key][i] for line in data["lines"]) == bill["totals"][key]
+    for line in data["lines"]:
+        assert line["difference_bytes"] == [line["sent_bytes"][1] - line["sent_bytes"][0]]
+    assert {line["axes"][0] for line in data["lines"] if not line["alike"]} <= {"data", "tensor"}
+    assert [line["op"] for line in data["lines"] if line["axes"] == ["pipeline"] and not line["alike"]] == []
+
+
+def test_three_bills_and_every_format(run: Run, pair: tuple[Path, Path], jobs: Jobs):
+    files = (*pair, jobs["alone"])
+    assert run("compare", *files).code == 0
+    done = run("compare", *files, "--format", "csv")
+    *lines, last = csv.DictReader(io.StringIO(done.out))
+    data = written(run, *files)
+    assert len(lines) == len(data["lines"])
+    for i, bill in enumerate(data["bills"]):
+        assert int(last[f"sent_bytes {bill['name']}"]) == data["bills"][i]["busiest_rank"]["sent_bytes"]
+    markdown = run("compare", *files, "--format", "markdown").out.splitlines()
+    assert len(markdown) == len(lines) + 3
+
+
+def test_one_job_under_two_frameworks(run: Run, jobs: Jobs):
+    data = written(run, jobs["dense"], "--frameworks", "textbook,torch")
+    named = [(x["name"], x["about"]["framework"]) for x in data["bills"]]
+    assert named == [("textbook", "textbook"), ("torch", "torch")]
+    assert not all(line["alike"] for line in data["lines"])
+    assert "difference" in run("compare", jobs["dense"], "--frameworks", "textbook,torch").out
+
+
+def test_bills_that_are_alike_say_so(run: Run, pair: tuple[Path, Path], tmp_path: Path):
+    same = tmp_path / "same.yaml"
+    same.write_text(pair[0].read_text())
+    assert "They are alike" in run("compare", pair[0], same).out
+
+
+def test_the_stage_that_is_looked_at(run: Run, pair: tuple[Path, Path]):
+    assert {bill["stage"] for bill in written(run, *pair, "--stage", 1)["bills"]} == {1}
+    done = run("compare", *pair, "--stage", 2)
+    assert (done.code, done.err) == (2, "meshcost: stage 2 does not exist: choose 0 to 1.\n")
+
+
+def test_what_cannot_be_compared(run: Run, jobs: Jobs):
+    done = run("compare", jobs["dense"])
+    assert (done.code, done.out) == (2, "")
+    assert "--frameworks textbook,torch" in done.err
+    assert "'textbook' or 'torch'" in run("compare", jobs["dense"], "--frameworks", "torch,tensorflow").err
