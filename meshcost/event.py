@@ -33,10 +33,11 @@ class Site:
     """Where in a step an event happens.
 
     ``unit`` is ``embedding``, a kind of block, ``head``, ``boundary`` (between two stages), ``micro_batch`` (after its
-    last backward) or ``step`` (once, after the last micro-batch). ``clip`` or ``update`` before the name of a unit is a
-    walk through the weights of the rank, before and after what the step calls once in the optimizer. ``order`` sorts
-    the events of one unit within one phase. ``repeat`` calls follow each other; events of one order
-    take turns. ``micro_batches`` says whether it happens for each of them, or only in the first or last pass of its unit;
+    last backward; with a number, of those through that stage) or ``step`` (once, after the last micro-batch). ``clip``
+    or ``update`` before the name of a unit is a walk through the weights of the rank, before and after what the step
+    calls once in the optimizer. ``order`` sorts the events of one unit within one phase. ``repeat`` calls follow each
+    other; events of one order take turns.
+    ``micro_batches`` says whether it happens for each of them, or only in the first or last pass of its unit;
     ``from_layer`` leaves out the blocks of the model before that one.
     """
 

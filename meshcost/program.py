@@ -76,7 +76,13 @@ class Program:
             if action.kind == "B":
                 left[action.micro_batch] -= 1
                 if not left[action.micro_batch]:
-                    yield Part("micro_batch", "backward", action.micro_batch, "micro-batch")
+                    for site in dict.fromkeys(("micro_batch", self.end_of(action.stage))):
+                        yield Part(site, "backward", action.micro_batch, "micro-batch")
+
+    def end_of(self, stage: int) -> str:
+        """Site at the end of a micro-batch. In a bidirectional schedule it went through one stage of two on its rank."""
+        alike = self.units.index(self.units[stage])
+        return f"micro_batch {alike}" if self.schedule.placement == "mirror" else "micro_batch"
 
     def begin(self) -> Iterator[Part]:
         """Yield what comes before the first micro-batch."""

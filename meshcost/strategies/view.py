@@ -5,7 +5,7 @@ lists the units of ranks that hold the same. Both carry formulas; ``View.call`` 
 sentence ("all-gather the weights of this unit, forward") into an Event, and drop it where its group is one rank.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -82,11 +82,13 @@ class Unit:
 
 @dataclass(frozen=True)
 class Stage:
-    """Ranks that hold the same units: (how many, unit) pairs."""
+    """Ranks that hold the same units. ``site`` is the end of the ``passes`` micro-batches that go through them."""
 
     stages: tuple[int, ...]
     units: tuple[Unit, ...]
     values: Values
+    passes: Expr = sym.m
+    site: str = "micro_batch"
 
     def total(self, what: Literal["weights", "trained", "experts", "trained_experts"]) -> Expr:
         """Elements on one rank, over all units."""
@@ -121,15 +123,28 @@ class View:
                 key = (unit.name, unit.blocks, int(value(unit.blocks, unit.values)))
                 seen = merged.get(key)
                 stages = unit.stages if seen is None else tuple(sorted(seen.stages + unit.stages))
-                merged[key] = replace(unit, stages=stages)
+                merged[key] = self._unit(unit.name, stages, unit.blocks, unit.values)
         return tuple(merged.values())
 
+    @cached_property
+    def passed(self) -> tuple[Stage, ...]:
+        """What one micro-batch goes through on a rank: all it holds, or one of its two stages (bidirectional)."""
+        schedule, units = self.program.schedule, self.program.units
+        if schedule.placement != "mirror":
+            return self.stages
+        found: dict[tuple[str, int, tuple[tuple[str, int], ...]], list[int]] = {}
+        for rank in range(schedule.ranks):
+            both = [(self.program.end_of(stage), units[stage]) for stage in schedule.hosted(rank)]
+            for site, held in dict.fromkeys(both):
+                found.setdefault((site, both.count((site, held)), held), []).append(rank)
+        return tuple(
+            replace(self._stage(tuple(ranks), _counted(held)), passes=times * self.passes, site=site)
+            for (site, times, held), ranks in found.items()
+        )
+
     def _holding(self, rank: int) -> tuple[tuple[str, int], ...]:
-        held: dict[str, int] = {}
-        for stage in self.program.schedule.hosted(rank):
-            for name, number in self.program.units[stage]:
-                held[name] = held.get(name, 0) + number
-        return tuple(sorted(held.items()))
+        hosted = self.program.schedule.hosted(rank)
+        return tuple(sorted(_counted(run for stage in hosted for run in self.program.units[stage]).items()))
 
     def _stage(self, ranks: tuple[int, ...], held: Mapping[str, int]) -> Stage:
         units, values = [], dict(self.values)
@@ -138,7 +153,15 @@ class View:
                 blocks, binding = self._blocks(name, held[name])
                 values |= binding
                 units.append((name, blocks))
-        return Stage(ranks, tuple(self._unit(name, ranks, blocks, values) for name, blocks in units), values)
+        both = "tied head" if held.get("embedding") else "head"
+        return Stage(
+            ranks,
+            tuple(
+                self._unit(name, ranks, blocks, values, both if name == "head" else name)
+                for name, blocks in units
+            ),
+            values,
+        )
 
     @cached_property
     def _unit_names(self) -> tuple[str, ...]:
@@ -155,14 +178,14 @@ class View:
             return Integer(number), {}
         whole, part = (sym.L_e, sym.L_es) if model.kinds[index].has_experts else (sym.L, sym.L_s)
         total, stages = model.layers_of(index), self.mesh.stages
-        copies = 2 if self.program.schedule.placement == "mirror" else 1
-        if number * stages == total * copies:
-            share = copies * whole / sym.p if stages > 1 else whole
-            return share, {whole: total}
+        copies = (1, 2) if self.program.schedule.placement == "mirror" else (1,)
+        share = Fraction(number * stages, total)
+        if share in copies:
+            return int(share) * whole / sym.p if stages > 1 else whole, {whole: total}
         return part, {part: number}
 
-    def _unit(self, name: str, ranks: tuple[int, ...], blocks: Expr, values: Values) -> Unit:
-        kind, held, sums = self._contents[name]
+    def _unit(self, name: str, ranks: tuple[int, ...], blocks: Expr, values: Values, holds: str = "") -> Unit:
+        kind, held, sums = self._contents[holds or name]
         return Unit(name, ranks, blocks, self.passes, values, kind, held, *sums)
 
     @cached_property
@@ -176,6 +199,7 @@ class View:
         weights: dict[str, tuple[Kind | None, tuple[Weight, ...]]] = {
             "embedding": (None, model.unit_weights("embedding")),
             "head": (None, (*model.unit_weights("head"), *self._tied_copy)),
+            "tied head": (None, model.unit_weights("head")),  # beside the embedding, which it shares
         }
         weights |= {kind.name: (kind, kind.weights) for kind in model.kinds}
         return {name: (kind, held, self._sums(held)) for name, (kind, held) in weights.items()}
@@ -205,6 +229,7 @@ class View:
 
     @cached_property
     def _tied_copy(self) -> tuple[Weight, ...]:
+        """The word embedding as weights of a head that is passed without the embedding."""
         apart = self.tie_ranks or (self.setting.model.tied and self.program.schedule.placement == "mirror")
         words = (w for w in self.setting.model.unit_weights("embedding") if w.group == "embedding")
         return tuple(replace(w, unit="head") for w in words) if apart and self.mesh.stages > 1 else ()
@@ -317,6 +342,10 @@ class View:
         site = Site("micro_batch" if every_micro_batch else "step", order, times)
         yield from self._event(draft, (sym.m if every_micro_batch else Integer(1)) * repeat, site, where)
 
+    def after_micro_batches(self, draft: Draft, passed: Stage, *, order: tuple[int, ...]) -> Iterator[Event]:
+        """Place a draft at the end of each micro-batch that went through some units."""
+        yield from self._event(draft, passed.passes, Site(passed.site, order), passed)
+
     def at_boundary(
         self, draft: Draft, count: Expr, stages: tuple[int, ...], *, order: int
     ) -> Iterator[Event]:
@@ -354,6 +383,14 @@ class View:
             shift=draft.shift % size if draft.op in ("send", "recv") else draft.shift,
             split=draft.split,
         )
+
+
+def _counted(runs: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Add up runs of units by name."""
+    found: dict[str, int] = {}
+    for name, number in runs:
+        found[name] = found.get(name, 0) + number
+    return found
 
 
 def rational(number: Fraction) -> Rational:

@@ -45,24 +45,15 @@ def events(data: DataParallel, view: View) -> Iterator[Event]:
         else:
             for stage in view.stages:
                 yield from _replicated(data, view, stage, part)
+            for passed in view.passed if data.syncs_every_micro_batch else ():
+                yield from view.after_micro_batches(_total(data, view, passed, part), passed, order=SYNC)
 
 
 def _replicated(data: DataParallel, view: View, stage: Stage, part: Part) -> Iterator[Event]:
     """Yield the calls of ddp, zero1 and zero2: every rank holds all weights of its stage."""
     gradients, precision = stage.total(part.trained), view.setting.precision
-    op, keeps = (
-        ("all_reduce", "") if data.strategy == "ddp" else ("reduce_scatter", "; each rank keeps its shard")
-    )
-    total = Draft(
-        data.strategy,
-        op,
-        part.axes,
-        "backward",
-        gradients * sym.b_g,
-        precision.dtype("reduce"),
-        f"sum the gradients of all {part.label}{keeps}",
-    )
-    yield from view.once(total, stage, order=SYNC, every_micro_batch=data.syncs_every_micro_batch)
+    if not data.syncs_every_micro_batch:
+        yield from view.once(_total(data, view, stage, part), stage, order=SYNC)
     if data.strategy != "ddp":
         updated = Draft(
             data.strategy,
@@ -74,6 +65,21 @@ def _replicated(data: DataParallel, view: View, stage: Stage, part: Part) -> Ite
             f"collect the updated {part.label} from the ranks that updated them",
         )
         yield from view.once(updated, stage, order=SYNC)
+
+
+def _total(data: DataParallel, view: View, stage: Stage, part: Part) -> Draft:
+    op, keeps = (
+        ("all_reduce", "") if data.strategy == "ddp" else ("reduce_scatter", "; each rank keeps its shard")
+    )
+    return Draft(
+        data.strategy,
+        op,
+        part.axes,
+        "backward",
+        stage.total(part.trained) * sym.b_g,
+        view.setting.precision.dtype("reduce"),
+        f"sum the gradients of all {part.label}{keeps}",
+    )
 
 
 def _fully_sharded(data: DataParallel, view: View, unit: Unit, part: Part) -> Iterator[Event]:

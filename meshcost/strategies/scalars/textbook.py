@@ -2,11 +2,13 @@
 
 Calls    all_reduce of 4 B over all ranks that hold different weights or gradients (the squared norm), once a step
          all_reduce of 4 B over all ranks that saw different tokens (the mean loss), on the last stage, once a step
+         dualpipe: and one more over the two ranks that hold the last stage
 Assumes  one number, summed over one group; whole weights are counted by one tensor rank
 Source   Pascanu et al. 2013 (clipping by the global norm)
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from sympy import Integer
 
@@ -70,4 +72,9 @@ def _loss(view: View) -> Iterator[Event]:
     ranks = {schedule.host(last, 0), schedule.host(last, schedule.micro_batches - 1)}
     axes = ("data", "context", "replicate")
     draft = Draft("scalars", "all_reduce", axes, "backward", _FP32_BYTES, "fp32", "mean loss of the step")
-    yield from view.once(draft, Stage(tuple(sorted(ranks)), (), view.values), order=(20,))
+    ends = Stage(tuple(sorted(ranks)), (), view.values)
+    yield from view.once(draft, ends, order=(20,))
+    if len(ranks) > 1:
+        why = f"{draft.why}, over both ends of the pipeline"
+        both = replace(draft, axes=("pipeline",), why=why, pairs=(ends.stages,))
+        yield from view.once(both, ends, order=(21,))
