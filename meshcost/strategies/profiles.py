@@ -10,6 +10,7 @@ from typing import Any
 from meshcost.event import Event
 from meshcost.strategies.base import Strategy
 from meshcost.strategies.context import textbook as context
+from meshcost.strategies.context import torch as torch_context
 from meshcost.strategies.context.options import ContextParallel
 from meshcost.strategies.data import textbook as data
 from meshcost.strategies.data import torch as torch_data
@@ -40,6 +41,7 @@ _TEXTBOOK: Mapping[type, Writer] = {
 _TORCH: Mapping[type, Writer] = {
     **_TEXTBOOK,
     TensorParallel: torch_tensor.events,
+    ContextParallel: torch_context.events,
     DataParallel: torch_data.events,
     PipelineParallel: torch_pipeline.events,
     Scalars: torch_scalars.events,

@@ -1,11 +1,12 @@
 """How PyTorch lays weights out on the ranks of a stage: which are DTensors, over which axes, and in what they are stored."""
 
 from collections.abc import Iterator
+from itertools import takewhile
 
 from sympy import Expr, Integer
 
 from meshcost import symbols as sym
-from meshcost.models import Weight
+from meshcost.models import Kind, Weight
 from meshcost.strategies.view import Unit, View
 from meshcost.units import DTYPE_BYTES
 
@@ -89,3 +90,32 @@ def is_partial(view: View, weight: Weight) -> bool:
 def is_trained(view: View, weight: Weight) -> bool:
     """Whether torch computes a gradient of a weight. SequenceParallel makes new parameters, which all have one."""
     return weight.trainable or is_partial(view, weight)
+
+
+def is_column(weight: Weight) -> bool:
+    """Whether a weight is a linear whose output tensor parallelism splits."""
+    return len(weight.shape) == 2 and weight.shard == (1 if weight.transposed else 0)
+
+
+def is_row(weight: Weight) -> bool:
+    """Whether a weight is a linear whose input tensor parallelism splits: the last one of a region."""
+    return len(weight.shape) == 2 and weight.shard == (0 if weight.transposed else 1)
+
+
+def gradients_from(view: View) -> int:
+    """First block whose input needs a gradient: all if the embedding is trained, else those after a trained block."""
+    model = view.setting.model
+    if any(is_trained(view, weight) for weight in model.before):
+        return 0
+    trains = [any(is_trained(view, weight) for weight in kind.weights) for kind in model.kinds]
+    return next((layer + 1 for layer, kind in enumerate(model.pattern) if trains[kind]), model.layers)
+
+
+def core_gradients_from(view: View, kind: Kind) -> int:
+    """First block of a kind in which queries, keys or values need a gradient."""
+    before = [*takewhile(lambda weight: not is_row(weight), (w for w in kind.weights if w.group != "norm"))]
+    norms = [weight for weight in kind.weights if weight.group == "norm"]
+    inner = [weight for weight in norms if weight.split_input or weight.shard is not None]
+    first = [weight for weight in norms if weight not in inner][:1]
+    trains = any(is_trained(view, weight) for weight in (*before, *inner, *first))
+    return 0 if trains else gradients_from(view)

@@ -23,7 +23,16 @@ from meshcost.strategies.data.fully_shard import wrapped
 from meshcost.strategies.data.torch_counts import Counts
 from meshcost.strategies.regions import BACKWARD, FORWARD, RECOMPUTE, Pass, passes, tensor_regions
 from meshcost.strategies.tensor.options import TensorParallel
-from meshcost.strategies.torch_layout import computed_in, is_trained, partial_runs, replicates, shards_weights
+from meshcost.strategies.torch_layout import (
+    computed_in,
+    gradients_from,
+    is_column,
+    is_row,
+    is_trained,
+    partial_runs,
+    replicates,
+    shards_weights,
+)
 from meshcost.strategies.view import Draft, Unit, View
 from meshcost.torch_program import TorchProgram
 
@@ -80,17 +89,10 @@ def _borders(view: View, kind: Kind) -> Iterator[Border]:
     for place, ((number, region), stretch) in enumerate(zip(regions, stretches, strict=True)):
         trains = trains or any(is_trained(view, weight) for weight in norms[place : place + 1])
         entry = 0 if trains else first
-        columns = [
-            weight for weight in stretch if weight.shard == _output_dim(weight) and len(weight.shape) == 2
-        ]
-        widths = tuple(weight.shape[1 - _output_dim(weight)] for weight in columns)
+        widths = tuple(w.shape[0 if w.transposed else 1] for w in stretch if is_column(w))
         trains = trains or any(is_trained(view, weight) for weight in stretch)
         leave = 0 if trains else first
         yield Border(number, region, widths or region.inputs, entry, leave, place == len(regions) - 1)
-
-
-def _output_dim(weight: Weight) -> int:
-    return 1 if weight.transposed else 0
 
 
 def _stretches(view: View, kind: Kind, regions: list[Region]) -> list[list[Weight]]:
@@ -103,18 +105,9 @@ def _stretches(view: View, kind: Kind, regions: list[Region]) -> list[list[Weigh
         if place is None or weight.group != "block":
             continue
         found[place].append(weight)
-        if weight.shard is not None and weight.shard != _output_dim(weight) and len(weight.shape) == 2:
+        if is_row(weight):
             place = next(at, place)
     return found
-
-
-def gradients_from(view: View) -> int:
-    """First block whose input needs a gradient: all if the embedding is trained, else those after a trained block."""
-    model = view.setting.model
-    if any(is_trained(view, weight) for weight in model.before):
-        return 0
-    trains = [any(is_trained(view, weight) for weight in kind.weights) for kind in model.kinds]
-    return next((layer + 1 for layer, kind in enumerate(model.pattern) if trains[kind]), model.layers)
 
 
 def _region(view: View, unit: Unit, border: Border, step: Pass) -> Iterator[Event]:
