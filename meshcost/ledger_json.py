@@ -177,7 +177,8 @@ def cluster(whole: Event | Ledger) -> dict[str, int]:
 
 def _event(event: Event) -> dict[str, Any]:
     price, sums = event.priced, event.totals.as_dict()
-    symbols = event.payload.free_symbols | event.count.free_symbols | price.sent.free_symbols
+    forms = (event.payload, event.count, price.sent, price.received)
+    symbols = set[Any]().union(*(form.free_symbols for form in forms))
     return {
         "strategy": event.strategy,
         "op": event.op,

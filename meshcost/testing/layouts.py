@@ -109,9 +109,9 @@ def _precision(draw: "Draw[Any]") -> dict[str, str]:
 def _algorithms(draw: "Draw[Any]") -> dict[str, str]:
     st = strategies()
     choices = {
-        "all_reduce": ("tree", "direct"),
-        "all_gather": ("direct",),
-        "reduce_scatter": ("pairwise", "direct"),
+        "all_reduce": ("tree", "direct", "nvls", "sharp"),
+        "all_gather": ("direct", "nvls"),
+        "reduce_scatter": ("pairwise", "direct", "nvls"),
     }
     return {op: draw(st.sampled_from(names)) for op, names in choices.items() if draw(st.integers(0, 4)) == 0}
 

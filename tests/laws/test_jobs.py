@@ -112,6 +112,14 @@ def test_jobs_use_every_axis_strategy_schedule_and_method():
     assert [name for name in wanted if seen[name] < 3] == []
 
 
+@pytest.mark.parametrize("law", testing.LAWS.values(), ids=testing.LAWS)
+def test_law_where_a_switch_adds_and_copies(law):
+    """What a group sends is not what it receives: the switch has a part in both."""
+    switched = dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter"), "nvls")
+    law(Job(**EVERYTHING, algorithms=switched))
+    law(Job(**EVERYTHING, algorithms={"all_reduce": "sharp"}))
+
+
 def test_a_job_is_held_to_every_law():
     assert set(testing.check(Job(**EVERYTHING))) == set(testing.LAWS)
 
