@@ -1,10 +1,16 @@
-"""What all tests share: how hard Hypothesis tries, and where the repository is."""
+"""What all tests share: how hard Hypothesis tries, where the repository is, and the command line."""
 
+import gc
 import os
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from hypothesis import settings
+
+from meshcost.cli import main
 
 settings.register_profile("dev", max_examples=50, deadline=None)
 settings.register_profile("ci", max_examples=50, deadline=None, derandomize=True, print_blob=True)
@@ -15,3 +21,29 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", _default))
 @pytest.fixture(scope="session")
 def repository() -> Path:
     return Path(__file__).resolve().parents[1]
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Done]]:
+    """Run the real entry point, in this process; ``columns`` is the width of the page."""
+
+    def call(*arguments: object, columns: int | None = None) -> Done:
+        monkeypatch.setattr(sys, "argv", ["meshcost", *map(str, arguments)])
+        if columns is None:
+            monkeypatch.delenv("COLUMNS", raising=False)
+        else:
+            monkeypatch.setenv("COLUMNS", str(columns))
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as left:
+            main()
+        shown = capsys.readouterr()
+        return Done(int(left.value.code or 0), shown.out, shown.err)
+
+    yield call
+    gc.enable()

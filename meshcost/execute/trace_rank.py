@@ -12,7 +12,14 @@ from meshcost.execute.record import Recorder, record
 from meshcost.execute.recording import Recording
 from meshcost.execute.torch_models import CausalModel, build
 from meshcost.execute.trace_context import attend_around
-from meshcost.execute.trace_data import checkpoint_blocks, replicate, shard, shards, stored_dtype
+from meshcost.execute.trace_data import (
+    TORCH_DTYPES,
+    checkpoint_blocks,
+    replicate,
+    shard,
+    shards,
+    stored_dtype,
+)
 from meshcost.execute.trace_expert import spread_experts
 from meshcost.execute.trace_pipeline import Pipeline
 from meshcost.execute.trace_step import accumulate, finish, make_optimizer
@@ -21,6 +28,9 @@ from meshcost.execute.trace_world import Axes, FakeMessages, device_axes, fake_w
 from meshcost.job import Job
 from meshcost.strategies.torch_options import TorchOptions
 
+#: Weights times tokens that are computed at most with real numbers, and what else bounds time and memory then.
+MOST_COMPUTED, FEWEST_TOKENS, MOST_SEQUENCE = 4 * 10**9, 256, 1024
+
 
 def trace_fake(job: Job, rank: int, steps: int, options: TorchOptions) -> Recording:
     """Play one rank on the fake group."""
@@ -28,20 +38,47 @@ def trace_fake(job: Job, rank: int, steps: int, options: TorchOptions) -> Record
         axes = device_axes(job.mesh, kept_axes(job))
         with torch.device("meta"):
             parts = build_parts(job, rank, options)
+        computes = _is_small(parts, job, options, steps)
         # On meta: a fake tensor for each of thousands of shards would take minutes.
         distribute(parts, job, options, axes)
-        fake = FakeTensorMode(allow_non_fake_inputs=True)
-        with fake:
-            for part in parts:
-                part.to_empty(device="cpu")
-        if not _reads_messages(job, options, axes):
-            stack.enter_context(fake)
-        # Otherwise the numbers that ranks tell each other have to be real; weights, and what is computed with them, are
-        # fake all the same.
+        if computes:
+            fill(parts)
+        else:
+            fake = FakeTensorMode(allow_non_fake_inputs=True)
+            with fake:
+                for part in parts:
+                    part.to_empty(device="cpu")
+            # Where ranks tell each other numbers, those have to be real; weights, and what is computed with them, are
+            # fake all the same.
+            if not _reads_messages(job, options, axes):
+                stack.enter_context(fake)
         messages = stack.enter_context(FakeMessages(static_shapes=options.static_shapes))
         recorder = stack.enter_context(record(job.mesh))
         run(parts, job, steps, options, axes, messages)
         return finished(recorder, job)
+
+
+def _is_small(parts: Sequence[CausalModel], job: Job, options: TorchOptions, steps: int) -> bool:
+    """Whether to compute with real numbers: on a small model that is faster than to pretend, operation by operation.
+
+    Not where a type is slow on a CPU, nor for experts, whose tokens would go where the numbers send them.
+    """
+    types = {stored_dtype(job, options), TORCH_DTYPES[job.precision.dtype("weights")]}
+    if types != {torch.float32} or any(kind.has_experts for kind in job.setting.model.kinds):
+        return False
+    weights = sum(weight.numel() for part in parts for weight in part.parameters())
+    micro_batches = job.program.schedule.micro_batches
+    tokens = steps * micro_batches * job.batch.micro_batch * job.batch.sequence
+    return job.batch.sequence <= MOST_SEQUENCE and weights * max(tokens, FEWEST_TOKENS) <= MOST_COMPUTED
+
+
+def fill(parts: Sequence[nn.Module]) -> None:
+    """Give weights some content, on the CPU."""
+    for part in parts:
+        part.to_empty(device="cpu")
+        with torch.no_grad():
+            for weight in part.parameters():
+                weight.normal_(std=0.02)
 
 
 def _reads_messages(job: Job, options: TorchOptions, axes: Axes) -> bool:

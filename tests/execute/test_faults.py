@@ -21,7 +21,7 @@ from meshcost.execute.results import Results
 from meshcost.execute.verify import Settings, verify
 
 pytestmark = [pytest.mark.gloo, pytest.mark.xdist_group("gloo")]
-TIMEOUT = 6.0
+TIMEOUT = 4.0
 #: A call may take its timeout; starting and ending ranks on a busy machine takes the rest.
 LIMIT = TIMEOUT + 40
 
@@ -70,7 +70,7 @@ def failing(fault, operations=("broadcast", "all_reduce"), **settings):
             "raise",
             "rank 2 failed in all_reduce of 4.8 kB over 3 ranks: RuntimeError: a fault that was asked for.",
         ),
-        ("hang", "rank 2 did not come to all_reduce of 4.8 kB over 3 ranks within 6 s"),
+        ("hang", "rank 2 did not come to all_reduce of 4.8 kB over 3 ranks within 4 s"),
         ("SIGBUS", "--shm-size"),
     ],
 )

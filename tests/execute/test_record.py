@@ -195,6 +195,7 @@ def test_the_script_is_found_in_a_command(tmp_path):
 
 @pytest.mark.gloo
 @pytest.mark.slow
+@pytest.mark.xdist_group("ranks")
 def test_a_script_is_recorded_behind_torchrun_in_its_steady_state(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(SCRIPT))

@@ -9,7 +9,7 @@ from meshcost.errors import ExecutionError
 from meshcost.execute.step import Step
 from meshcost.execute.verify import Settings, verify_step
 
-pytestmark = [pytest.mark.gloo, pytest.mark.xdist_group("gloo")]
+pytestmark = [pytest.mark.gloo, pytest.mark.xdist_group("ranks")]
 FAST = Settings(timeout=40, iterations=1)
 CAP = 2**14
 

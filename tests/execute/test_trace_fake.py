@@ -17,6 +17,7 @@ from meshcost.job import Job
 
 torch = pytest.importorskip("torch")
 
+from meshcost.execute import trace_rank  # noqa: E402 - needs torch
 from meshcost.execute.trace import trace  # noqa: E402 - needs torch
 from meshcost.strategies.torch_options import SEPARATE_UNITS, TorchOptions  # noqa: E402 - needs torch
 
@@ -177,6 +178,23 @@ def test_a_trace_is_what_was_recorded(name: str, job: Job, options: dict[str, An
         assert first_out_of_order(expected[rank], seen) is None
         fields = [[(x.step, x.raw, x.reduce_op, x.root) for x in side] for side in (expected[rank], seen)]
         assert fields[0] == fields[1]
+
+
+#: Jobs small enough to be computed, whose calls must be the same where everything is pretended.
+PRETENDED = {"fsdp2_tied_w8", "ddp_findunused_w2", "tp2_sp_vp_lossparallel", "pp2_fsdp2_tp2_1f1b", "pp2_zbv"}
+
+
+@pytest.mark.parametrize(
+    ("name", "job", "options", "steps"),
+    [pytest.param(*case, id=case[0]) for case in CASES if case[0] in PRETENDED],
+)
+def test_computing_and_pretending_call_the_same(
+    name: str, job: Job, options: dict[str, Any], steps: int, monkeypatch: pytest.MonkeyPatch
+):
+    asked = job.model_copy(update={"torch": TorchOptions(**options)})
+    computed = trace(asked, [0], steps=steps)
+    monkeypatch.setattr(trace_rank, "MOST_COMPUTED", 0)
+    assert trace(asked, [0], steps=steps) == computed
 
 
 def test_experts_trade_tokens_as_recorded():

@@ -47,6 +47,7 @@ def job(model, parallel, **more):
 
 @pytest.mark.gloo
 @pytest.mark.slow
+@pytest.mark.xdist_group("ranks")
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_real_ranks_call_what_fake_ones_call(name: str):
     asked = job(*LAYOUTS[name])
@@ -60,6 +61,7 @@ def test_real_ranks_call_what_fake_ones_call(name: str):
 
 @pytest.mark.gloo
 @pytest.mark.slow
+@pytest.mark.xdist_group("ranks")
 def test_a_rank_that_takes_too_long_is_ended():
     with pytest.raises(ExecutionError, match=r"after 0\.1 s"):
         trace(job(DENSE, {"data": 2}), real=True, timeout_seconds=0.1)

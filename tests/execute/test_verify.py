@@ -23,8 +23,8 @@ KEYS = {
 }  # fmt: skip
 
 
-def meshcost(*arguments, **more):
-    command = [sys.executable, "-m", "meshcost", "verify", *map(str, arguments)]
+def meshcost(**more):
+    command = [sys.executable, "-m", "meshcost", "verify"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     return subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=100, env=environment | more
@@ -85,25 +85,35 @@ def test_a_wrong_prediction_is_found_and_said():
     assert "\x1b[1;31m" in page.getvalue()
 
 
-def test_the_command_line_gives_rows_and_goes_on_where_it_was(tmp_path):
+def test_the_command_line_gives_rows_and_goes_on_where_it_was(tmp_path, run):
     path, saved = tmp_path / "rows.jsonl", tmp_path / "measured.yaml"
-    options = ["--op", "all_reduce,broadcast", "--ranks", "2", "--size", "64KiB,256KiB", "--format", "json"]
-    done = meshcost(*options, "--results", path, "--save", saved)
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
+    options = [
+        "verify",
+        "--op",
+        "all_reduce,broadcast",
+        "--ranks",
+        "2",
+        "--size",
+        "64KiB,256KiB",
+        "--format",
+        "json",
+    ]
+    done = run(*options, "--results", path, "--save", saved)
+    assert done.code == 0, done.err
+    document = json.loads(done.out)
     assert document["passed"]
     assert all(set(row) >= KEYS for row in document["rows"])
     assert len(document["rows"]) == len(path.read_text().splitlines()) == 8
     kept = path.read_text().splitlines(keepends=True)
     path.write_text("".join(kept[:5]) + kept[5][:40])
-    again = meshcost(*options, "--results", path, "--resume", "--cluster", saved)
-    assert again.returncode == 0, again.stderr
-    rows = [from_dict(row) for row in json.loads(again.stdout)["rows"]]
+    again = run(*options, "--results", path, "--resume", "--cluster", saved)
+    assert again.code == 0, again.err
+    rows = [from_dict(row) for row in json.loads(again.out)["rows"]]
     assert [row.key for row in rows] == [from_dict(json.loads(line)).key for line in kept]
     assert all(row.predicted_seconds for row in rows)
-    refused = meshcost(*options, "--results", path)
-    assert refused.returncode == 2
-    assert "--resume" in refused.stderr
+    refused = run(*options, "--results", path)
+    assert refused.code == 2
+    assert "--resume" in refused.err
 
 
 def test_without_torch_there_is_one_sentence(tmp_path):
@@ -132,16 +142,16 @@ def test_without_torch_there_is_one_sentence(tmp_path):
         (["--cluster", "h101-dgx", "--size", "64KiB"], "Did you mean h100-dgx?"),
     ],
 )
-def test_a_mistake_is_one_sentence(options, said):
-    done = meshcost(*options)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_mistake_is_one_sentence(options, said, run):
+    done = run("verify", *options)
+    assert done.code == 2
+    assert said in done.err
+    assert "Traceback" not in done.err
 
 
-def test_other_programs_measure_the_same_calls():
-    done = meshcost("--export", "nccl-tests", "--op", "all_to_all", "--ranks", "8", "--size", "1MiB")
-    assert done.stdout == "./build/alltoall_perf -b 1048576 -e 1048576 -g 8 -d float -n 20 -c 1\n"
+def test_other_programs_measure_the_same_calls(run):
+    done = run("verify", "--export", "nccl-tests", "--op", "all_to_all", "--ranks", "8", "--size", "1MiB")
+    assert done.out == "./build/alltoall_perf -b 1048576 -e 1048576 -g 8 -d float -n 20 -c 1\n"
 
 
 def test_more_ranks_than_memory_holds_are_refused_before_they_start():

@@ -1,17 +1,13 @@
-"""What the faces share: the command line run in this process, small jobs, and pages of a fixed width."""
+"""What the faces share: small jobs, and pages of a fixed width."""
 
-import gc
 import io
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from rich.console import Console
 
 import meshcost
-from meshcost.cli import main
 
 DENSE = """\
 model: {model_type: llama, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 4, num_attention_heads: 4,
@@ -42,12 +38,6 @@ batch: {sequence: 16, global_batch: 1}
 JOBS = {"dense": DENSE, "experts": EXPERTS, "uneven": UNEVEN, "alone": ALONE}
 
 
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
 @pytest.fixture
 def jobs(tmp_path: Path) -> dict[str, Path]:
     """Files of small jobs, by name."""
@@ -63,26 +53,6 @@ def ledgers() -> dict[str, meshcost.Ledger]:
     import yaml
 
     return {name: meshcost.analyze(meshcost.read_job(yaml.safe_load(text))) for name, text in JOBS.items()}
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Done]]:
-    """Run the real entry point, in this process; ``columns`` is the width of the page."""
-
-    def call(*arguments: object, columns: int | None = None) -> Done:
-        monkeypatch.setattr(sys, "argv", ["meshcost", *map(str, arguments)])
-        if columns is None:
-            monkeypatch.delenv("COLUMNS", raising=False)
-        else:
-            monkeypatch.setenv("COLUMNS", str(columns))
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as left:
-            main()
-        shown = capsys.readouterr()
-        return Done(int(left.value.code or 0), shown.out, shown.err)
-
-    yield call
-    gc.enable()
 
 
 @pytest.fixture(scope="session")
