@@ -1,15 +1,16 @@
 """Recordings as data: reading, writing, comparing."""
 
 import json
-import subprocess
-import sys
+import os
 from dataclasses import replace
 
 import pytest
 
+from meshcost import pytest_plugin
 from meshcost.errors import LedgerError
 from meshcost.execute.recording import RecordedCall, Recording, axes_of
 from meshcost.execute.recording_compare import (
+    UPDATE,
     NotTheSame,
     assert_same,
     differences,
@@ -19,6 +20,8 @@ from meshcost.execute.recording_compare import (
 from meshcost.execute.recording_truth import read_phase, read_truth
 from meshcost.job import Job, analyze
 from meshcost.mesh import Mesh
+
+pytest_plugins = ("pytester",)
 
 GATHER = RecordedCall("all_gather", (0, 1, 2, 3), 2, 8, "bf16", "forward", "layers.0", axes=("data",))
 REDUCE = RecordedCall("all_reduce", (0, 1), 4, 4, "fp32", "clip", reduce_op="sum", raw="c10d.allreduce_")
@@ -175,33 +178,33 @@ def test_the_log_joins_equal_calls():
 
 
 PLUGGED = """
-from meshcost import Recording
+import meshcost as mc
 from meshcost.execute.recording import RecordedCall
+
+CALLS = (RecordedCall("all_reduce", (0, 1), {size}, {size}, "fp32", "backward"),)
 
 
 def test_step(meshcost_same):
-    meshcost_same(Recording(0, 2, (RecordedCall("all_reduce", (0, 1), {size}, {size}, "fp32", "backward"),)))
+    meshcost_same(mc.Recording(0, 2, CALLS))
+
+
+def test_own_path():
+    mc.assert_same(mc.Recording(0, 2, CALLS), "step.json", tolerance=0)
 """
 
 
-def test_the_fixture_fails_when_a_change_adds_bytes(tmp_path, monkeypatch):
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "meshcost.testing.pytest_plugin",
-        "test_plugged.py",
-    ]
+def test_the_plugin_fails_tests_when_a_change_adds_bytes(pytester):
+    def run(size: int, *options: str) -> dict[str, int]:
+        pytester.makepyfile(test_plugged=PLUGGED.replace("{size}", str(size)))
+        return pytester.runpytest_inprocess("-p", "no:randomly", *options).parseoutcomes()
 
-    def run(size: int) -> int:
-        (tmp_path / "test_plugged.py").write_text(PLUGGED.replace("{size}", str(size)))
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode
+    assert run(4) == {"failed": 2}
+    assert run(4, "--meshcost-update") == {"passed": 2}
+    assert os.environ.get(UPDATE) is None
+    assert (pytester.path / "test_step.json").is_file()
+    assert run(4) == {"passed": 2}
+    assert run(8) == {"failed": 2}
 
-    assert run(4) == 1
-    monkeypatch.setenv("MESHCOST_UPDATE", "1")
-    assert run(4) == 0
-    monkeypatch.delenv("MESHCOST_UPDATE")
-    assert (tmp_path / "test_step.json").is_file()
-    assert [run(4), run(8)] == [0, 1]
+
+def test_the_plugin_and_the_comparison_mean_the_same_variable():
+    assert pytest_plugin.UPDATE == UPDATE

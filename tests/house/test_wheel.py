@@ -105,3 +105,40 @@ def test_the_wheel_alone_prints_a_bill(built: Built, repository: Path, tmp_path:
     )
     assert done.returncode == 0, done.stderr
     assert "all_reduce" in done.stdout or "all_gather" in done.stdout
+
+
+FOREIGN = """
+import sys
+
+
+def test_plugin(meshcost_same):
+    assert not {"torch", "sympy", "pydantic", "rich"} & set(sys.modules)
+    import meshcost
+    from meshcost.execute.recording import RecordedCall
+
+    calls = (RecordedCall("all_reduce", (0, 1), 8, 8, "fp32", "backward"),)
+    meshcost_same(meshcost.Recording(0, 2, calls))
+"""
+
+
+def test_pytest_of_another_project_has_the_plugin(built: Built, tmp_path: Path):
+    with zipfile.ZipFile(built.wheel) as archive:
+        archive.extractall(tmp_path / "installed")
+    (tmp_path / "test_foreign.py").write_text(FOREIGN)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
+    for options, code in ([], 1), (["--meshcost-update"], 0), ([], 0):
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:randomly",
+            "-p",
+            "no:hypothesispytest",
+            *options,
+        ]
+        done = subprocess.run(
+            command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == code, done.stdout + done.stderr
