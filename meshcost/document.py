@@ -4,8 +4,10 @@ YAML here is plain data: no tags that build objects, no anchors (they can make a
 twice in one mapping.
 """
 
+from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -30,7 +32,7 @@ class _Document(_Loader):
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.YAMLError(f"line {line}: a key has to be a name, not a list or a mapping")
             if key.value in seen:
-                raise yaml.YAMLError(f"line {line}: {_shown(key.value)} is written twice")
+                raise yaml.YAMLError(f"line {line}: {shown(key.value)} is written twice")
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -85,32 +87,37 @@ def parse(text: str) -> Any:
         raise JobError(f"{' '.join(str(error).split())}.") from None
 
 
-def sentences(error: ValidationError, known: Any = None) -> list[str]:
-    """Turn what Pydantic found into sentences: path, value, why, and what would be legal."""
+def sentences(
+    error: ValidationError, known: Any = None, examples: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
+    """Turn what Pydantic found into sentences: path, value, why, and what would be legal.
+
+    ``known`` lists the fields that may stand at a path, ``examples`` say how a field that is missing could be written.
+    """
     items = error.errors()
-    found = [sentence for item in items[:_MOST_SENTENCES] for sentence in _sentences(item, known)]
+    found = [sentence for item in items[:_MOST_SENTENCES] for sentence in _sentences(item, known, examples)]
     more = len(items) - _MOST_SENTENCES
     return [*found, f"{more} more problems of this kind."] if more > 0 else found
 
 
-def _sentences(item: Any, known: Any) -> list[str]:
+def _sentences(item: Any, known: Any, examples: Mapping[str, str]) -> list[str]:
     path = ".".join(str(part) for part in item["loc"] if part not in ("int", "function-before"))
     kind, context = item["type"], item.get("ctx", {})
     match kind:
         case "missing":
-            return [f"{path}: missing. Write it."]
+            return [f"{path}: missing. Write it{f', as {examples[path]}' if path in examples else ''}."]
         case "extra_forbidden":
             return [_unknown(path, item["loc"], known)]
         case "literal_error":
-            return [f"{path}: {_shown(item['input'])} is not known. Choose {context['expected']}."]
+            return [f"{path}: {shown(item['input'])} is not known. Choose {context['expected']}."]
         case "problems":
             return [f"{path}: {problem}" for problem in context["problems"]]
         case "model_type" | "model_attributes_type" | "dict_type":
-            return [f"{path}: {_shown(item['input'])} is not a mapping of fields."]
+            return [f"{path}: {shown(item['input'])} is not a mapping of fields."]
         case _:
             message = item["msg"][:1].lower() + item["msg"][1:]
             return [
-                f"{path}: {_shown(item['input'])} is not legal: {message.replace('input should', 'it has to')}."
+                f"{path}: {shown(item['input'])} is not legal: {message.replace('input should', 'it has to')}."
             ]
 
 
@@ -122,7 +129,14 @@ def _unknown(path: str, location: tuple[Any, ...], known: Any) -> str:
     return f"{path}: unknown field.{hint}{legal}"
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Write a value as a file has it, shortly.
+
+    >>> shown(True), shown(None), shown("2"), shown(2.0)
+    ('true', 'null', "'2'", '2.0')
+    """
+    if value is None or isinstance(value, bool):
+        return {True: "true", False: "false", None: "null"}[value]
     try:
         text = repr(value)
     except ValueError:  # Python writes no whole number of more than 4300 digits

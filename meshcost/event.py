@@ -5,6 +5,7 @@ of the collectives shelf puts on it, says what that costs on the wire. **Totals*
 """
 
 from bisect import bisect
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -166,6 +167,10 @@ class Event:
         )
 
 
+#: Where bytes go: how groups by link are named.
+INSIDE, BETWEEN = "inside a node", "between nodes"
+
+
 @dataclass(frozen=True, slots=True)
 class Totals:
     """Sums over events: calls, and bytes of payload, sent, received, sent inside a node and sent between nodes.
@@ -188,3 +193,17 @@ class Totals:
     def as_dict(self) -> dict[str, int]:
         """Name every sum, as JSON has it."""
         return {name: getattr(self, name) for name in Totals.__slots__}
+
+
+def by_link(paid: Iterable[Totals]) -> dict[str, Totals]:
+    """Add up by link: ``sent_bytes`` is what takes that kind of link, ``calls`` those of events that use it.
+
+    >>> by_link([Totals(calls=2, sent_bytes=9, intra_node_bytes=9)])["inside a node"].sent_bytes
+    9
+    """
+    sums = dict.fromkeys((INSIDE, BETWEEN), Totals())
+    for one in paid:
+        for link, sent in ((INSIDE, one.intra_node_bytes), (BETWEEN, one.inter_node_bytes)):
+            if sent:
+                sums[link] += Totals(calls=one.calls, sent_bytes=sent)
+    return sums

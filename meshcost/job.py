@@ -58,6 +58,15 @@ Framework = Literal["textbook", "torch"]
 MOST_MICRO_BATCHES = 2**20
 
 
+#: How the fields that every job needs could be written.
+_EXAMPLES = {
+    "model": "model: llama-3.1-8b",
+    "batch": "batch: {sequence: 8192, micro_batch: 1, global_batch: 64}",
+    "batch.sequence": "sequence: 8192",
+    "batch.global_batch": "global_batch: 64",
+}
+
+
 def _refuse(error: MeshcostError) -> PydanticCustomError:
     return PydanticCustomError(
         "problems", "{first}", {"first": error.problems[0], "problems": list(error.problems)}
@@ -139,7 +148,7 @@ class Job(Options):
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            raise JobError(document.sentences(error, known_fields)) from None
+            raise JobError(document.sentences(error, known_fields, _EXAMPLES)) from None
         problems = list(self._problems())
         if problems:
             raise JobError(problems)
@@ -320,6 +329,10 @@ def read_job(data: Any, *, base: Path | None = None, **changes: Any) -> Job:
 
     Raises JobError with every problem.
     """
+    if data is None:
+        raise JobError(
+            "empty: a job is a mapping of fields (model, parallel, batch ...). meshcost init writes one."
+        )
     if not isinstance(data, dict):
         raise JobError("a job is a mapping of fields (model, parallel, batch ...). meshcost init writes one.")
     fields = {**data, **changes}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshcost.difference import Difference, Kind, Tally, differences, tally
 from meshcost.errors import LedgerError
-from meshcost.event import OPERATIONS, PHASES, Event, Phase, Price, Run, Site, Totals
+from meshcost.event import OPERATIONS, PHASES, Event, Phase, Price, Run, Site, Totals, by_link
 from meshcost.formula import pretty
 from meshcost.mesh import Group, Mesh
 from meshcost.program import Program
@@ -77,13 +77,17 @@ class Ledger:
     def filter(self, keep: Callable[[Event], bool] | None = None, **fields: Any) -> "Ledger":
         """Keep the events for which ``keep`` is true and whose named fields have the given values.
 
-        ``ledger.filter(op="all_gather", phase="forward")``. Raises LedgerError for a field that events do not have.
+        ``ledger.filter(op="all_gather", phase="forward")``. Raises LedgerError for a field that events do not have,
+        and for an operation or a phase that does not exist.
         """
         for name in fields:
             if name not in Event.__dataclass_fields__:
                 raise LedgerError(
                     f"events have no field {name!r}: choose from {', '.join(Event.__dataclass_fields__)}."
                 )
+        for name, legal in (("op", OPERATIONS), ("phase", PHASES)):
+            if name in fields and fields[name] not in legal:
+                raise LedgerError(f"{name}={fields[name]!r} is not known: choose from {', '.join(legal)}.")
         chosen = (
             event
             for event in self.events
@@ -131,16 +135,19 @@ class Ledger:
         return sum(event.cluster_inter_node_bytes for event in self)
 
     def group(self, by: str, *, stage: int | None = None) -> dict[str, Totals]:
-        """Add up by ``strategy``, ``op``, ``phase``, ``axis``, ``why``, ``dtype``, ``algorithm`` or ``stage``.
+        """Add up by ``strategy``, ``op``, ``phase``, ``axis``, ``why``, ``dtype``, ``algorithm``, ``link`` or ``stage``.
 
         The sums are those of one rank of ``stage``; without it, of the busiest one. Raises LedgerError for another key.
         """
         if by == "stage":
             return {str(i): sums for i, sums in enumerate(self.by_stage)}
+        own = self.at_stage(self.busiest_stage if stage is None else stage)
+        if by == "link":
+            return by_link(event.totals for event in own)
         if by not in KEYS:
-            raise LedgerError(f"cannot group by {by!r}: choose from {', '.join((*KEYS, 'stage'))}.")
+            raise LedgerError(f"cannot group by {by!r}: choose from {', '.join((*KEYS, 'link', 'stage'))}.")
         sums: dict[str, Totals] = {}
-        for event in self.at_stage(self.busiest_stage if stage is None else stage):
+        for event in own:
             key = KEYS[by](event)
             sums[key] = sums.get(key, Totals()) + event.totals
         return sums

@@ -6,19 +6,19 @@ from typing import Annotated
 import typer
 
 from meshcost.cli.common import bill_of, jobs_by_name, read_job, show_or_dump
-from meshcost.cli.options import BillFormat, By, CallFormat, Framework, JobFile, PageFormat
+from meshcost.cli.options import BillFormat, By, CallFormat, Framework, JobFile, PageFormat, choice
 from meshcost.report.output import show, write, write_json
 
 
 def analyze(  # noqa: PLR0913, PLR0917 - one argument for each option that a person may write
     job: JobFile,
     by: Annotated[
-        By | None, typer.Option(help="Add up by this, instead of the overview.", show_default=False)
+        By | None, choice(By, "--by", help="Add up by this, instead of the overview.", show_default=False)
     ] = None,
     stage: Annotated[int | None, typer.Option(help="Only what a rank of this pipeline stage calls.")] = None,
     rank: Annotated[int | None, typer.Option(help="Only what this rank calls.")] = None,
     framework: Framework = None,
-    form: Annotated[BillFormat, typer.Option("--format", help="How it is written.")] = BillFormat.table,
+    form: Annotated[BillFormat, choice(BillFormat, "--format", help="How it is written.")] = BillFormat.table,
     exact: Annotated[bool, typer.Option("--exact", help="Every digit of every byte in the tables.")] = False,
     cluster: Annotated[
         str | None, typer.Option(help="Seconds on this cluster: a name, or a file of verify --save.")
@@ -51,7 +51,7 @@ def explain(
         ),
     ] = None,
     framework: Framework = None,
-    form: Annotated[PageFormat, typer.Option("--format", help="How it is written.")] = PageFormat.table,
+    form: Annotated[PageFormat, choice(PageFormat, "--format", help="How it is written.")] = PageFormat.table,
 ) -> None:
     """Explain one line of the bill: its formula, its symbols, the numbers put in, its source, and how it grows."""
     asked = read_job(job, framework)
@@ -78,7 +78,7 @@ def compare(
         str, typer.Option(metavar="NAMES", help="Each job under each of these, as textbook,torch.")
     ] = "",
     stage: Annotated[int | None, typer.Option(help="What a rank of this pipeline stage calls.")] = None,
-    form: Annotated[BillFormat, typer.Option("--format", help="How it is written.")] = BillFormat.table,
+    form: Annotated[BillFormat, choice(BillFormat, "--format", help="How it is written.")] = BillFormat.table,
 ) -> None:
     """Show line by line what one bill has beyond another: two jobs, or one job under several frameworks."""
     named = jobs_by_name(jobs, frameworks)
@@ -100,7 +100,7 @@ def calls(
     job: JobFile,
     rank: Annotated[int, typer.Option(help="The rank whose calls are listed.")],
     framework: Framework = None,
-    form: Annotated[CallFormat, typer.Option("--format", help="How it is written.")] = CallFormat.table,
+    form: Annotated[CallFormat, choice(CallFormat, "--format", help="How it is written.")] = CallFormat.table,
     limit: Annotated[
         int | None,
         typer.Option(

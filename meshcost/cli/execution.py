@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from meshcost.cli.common import show_or_dump
-from meshcost.cli.options import PageFormat
+from meshcost.cli.options import PageFormat, choice
 from meshcost.report.output import write
 
 
@@ -33,7 +33,7 @@ def verify(  # noqa: PLR0913, PLR0917 - one argument for each option that a pers
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one call.")] = 60.0,
     iterations: Annotated[int, typer.Option(min=1, max=1000, help="Calls to average over.")] = 3,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Where ranks meet; 0 is any free port.")] = 0,
-    form: Annotated[PageFormat, typer.Option("--format", help="How it is written.")] = PageFormat.table,
+    form: Annotated[PageFormat, choice(PageFormat, "--format", help="How it is written.")] = PageFormat.table,
 ) -> None:
     """Run collectives on real processes and compare the bytes that the kernel counts with the prediction."""
     from meshcost.execute.command import Request

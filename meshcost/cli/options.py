@@ -1,9 +1,10 @@
 """What a person may write behind a command: formats, arguments that several commands share, and what completes them."""
 
 from collections.abc import Iterator
+from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -51,6 +52,25 @@ class CallFormat(StrEnum):
     json = "json"
     jsonl = "jsonl"
     csv = "csv"
+
+
+def choice(kind: type[StrEnum], name: str, *, help: str, show_default: bool = True) -> Any:
+    """An option with few legal values; a wrong one is refused in our words, with the nearest."""
+
+    def read(value: str) -> StrEnum:
+        if value in set(kind):
+            return kind(value)
+        near = get_close_matches(value, kind, 1, cutoff=0.5)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise typer.BadParameter(f"{value!r} is not known. Choose {', '.join(kind)}.{hint}")
+
+    def complete(incomplete: str) -> Iterator[str]:
+        return (each for each in kind if each.startswith(incomplete))
+
+    metavar = f"[{'|'.join(kind)}]"
+    return typer.Option(
+        name, parser=read, metavar=metavar, autocompletion=complete, help=help, show_default=show_default
+    )
 
 
 def complete_models(incomplete: str) -> Iterator[str]:

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from meshcost.cli.common import light, show_or_dump
-from meshcost.cli.options import PageFormat, TextFormat, complete_models, complete_operations
+from meshcost.cli.options import PageFormat, TextFormat, choice, complete_models, complete_operations
 from meshcost.report.output import show, write_json
 
 
@@ -19,7 +19,7 @@ def collectives(
         ),
     ] = None,
     ranks: Annotated[int, typer.Option(help="How many ranks are drawn, 2 to 16.")] = 4,
-    form: Annotated[TextFormat, typer.Option("--format", help="How it is written.")] = TextFormat.text,
+    form: Annotated[TextFormat, choice(TextFormat, "--format", help="How it is written.")] = TextFormat.text,
 ) -> None:
     """Show what each collective operation does, what it costs, and who uses it."""
     light()
@@ -41,7 +41,7 @@ def models(
             show_default=False,
         ),
     ] = None,
-    form: Annotated[PageFormat, typer.Option("--format", help="How it is written.")] = PageFormat.table,
+    form: Annotated[PageFormat, choice(PageFormat, "--format", help="How it is written.")] = PageFormat.table,
 ) -> None:
     """Show the catalogue of models, or the weights of one model by group and by block."""
     light()

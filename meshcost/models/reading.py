@@ -16,7 +16,8 @@ from typing import Any
 
 import yaml
 
-from meshcost.errors import ModelError
+from meshcost import document
+from meshcost.errors import JobError, ModelError
 from meshcost.models.families import FAMILIES, TEXT_TOWERS
 from meshcost.models.fields import Fields, show
 from meshcost.models.model import Model
@@ -96,10 +97,22 @@ def _shelved(spec: str) -> str | None:
 
 
 def _unknown(spec: str) -> str:
+    near = _near(spec.lower().rpartition("/")[2][:100])
+    hint = f" Nearest: {', '.join(near)}." if near else ""
+    return f"{show(spec)} is not in the catalogue.{hint} meshcost models lists all; a path ends in .json or .yaml."
+
+
+def _near(wanted: str) -> list[str]:
+    """Names like the wanted one, or else some of a family whose name is like its beginning."""
     names = list(catalogue())
-    wanted = spec.lower().rpartition("/")[2][:100]
-    near = get_close_matches(wanted, names, n=3, cutoff=0.0)
-    return f"model {show(spec)} is not in the catalogue. Nearest: {', '.join(near)}."
+    clans = {_clan(name) for name in names}
+    kin = get_close_matches(_clan(wanted), sorted(clans), n=1, cutoff=0.75)
+    return get_close_matches(wanted, names, n=3, cutoff=0.75) or [x for x in names if _clan(x) in kin][:3]
+
+
+def _clan(name: str) -> str:
+    """The letters that a name begins with."""
+    return name[: len(name) - len(name.lstrip("abcdefghijklmnopqrstuvwxyz"))]
 
 
 def _from_shelf(name: str) -> Model:
@@ -129,23 +142,14 @@ def _load(path: Path) -> object:
         if len(data) > MOST_BYTES:
             raise ModelError(f"more than {MOST_BYTES} bytes, which is no configuration.")
         text = data.decode("utf-8-sig")
-        if path.suffix in (".yaml", ".yml"):
-            return yaml.load(text, Loader=_Loader)
-        return json.loads(text)
+        return document.parse(text) if path.suffix in (".yaml", ".yml") else json.loads(text)
     except OSError as error:
         raise ModelError(f"cannot be read: {error.strerror}.") from None
-    # PyYAML lets its constructors' own errors through: "!!int ''" is an IndexError.
-    except (
-        ValueError,
-        LookupError,
-        AttributeError,
-        TypeError,
-        OverflowError,
-        RecursionError,
-        yaml.YAMLError,
-    ) as error:
+    except JobError as error:
+        raise ModelError(error.problems) from None
+    except (ValueError, RecursionError) as error:
         first = str(error).partition("\n")[0][:200]
-        raise ModelError(f"is not a configuration: {first}.") from None
+        raise ModelError(f"not a configuration in JSON ({first}).") from None
 
 
 def _own_name(config: Mapping[str, Any]) -> str:

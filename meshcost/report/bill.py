@@ -7,12 +7,10 @@ from typing import NamedTuple
 
 from meshcost.clusters import Cluster
 from meshcost.errors import LedgerError
-from meshcost.event import CLUSTER, Event, Totals
+from meshcost.event import BETWEEN, CLUSTER, INSIDE, Event, Totals, by_link
 from meshcost.ledger import KEYS, Ledger
 from meshcost.ledger_json import cluster
 from meshcost.timing import seconds
-
-INSIDE, BETWEEN = "inside a node", "between nodes"
 
 
 class Line(NamedTuple):
@@ -117,7 +115,7 @@ class Bill:
         By ``link``, ``sent_bytes`` is what takes that kind of link, and ``calls`` those of events that use it.
         """
         if by == "link":
-            return self._links()
+            return by_link(self._pays(event) for event in self._own_events())
         if by == "stage":
             return self._stages()
         sums: dict[str, Totals] = {}
@@ -158,15 +156,6 @@ class Bill:
         if self.whole:
             return self.ledger.group("stage")
         return {str(self.payer_stage): self.totals}
-
-    def _links(self) -> dict[str, Totals]:
-        sums = dict.fromkeys((INSIDE, BETWEEN), Totals())
-        for event in self._own_events():
-            paid = self._pays(event)
-            for link, sent in ((INSIDE, paid.intra_node_bytes), (BETWEEN, paid.inter_node_bytes)):
-                if sent:
-                    sums[link] += Totals(calls=paid.calls, sent_bytes=sent)
-        return sums
 
 
 def ordered(ledger: Ledger) -> tuple[Event, ...]:

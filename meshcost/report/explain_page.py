@@ -10,9 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from meshcost import symbols as sym
+from meshcost.event import BETWEEN, INSIDE
 from meshcost.formula import pretty, substituted
 from meshcost.report import words
-from meshcost.report.bill import BETWEEN, INSIDE, Bill
+from meshcost.report.bill import Bill
 from meshcost.report.explain import Explanation, Formula
 from meshcost.report.grid import Column, Grid
 from meshcost.report.growth import Growth

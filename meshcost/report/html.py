@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from html import escape
 from itertools import groupby
 
-from meshcost.event import Totals
+from meshcost.event import BETWEEN, INSIDE, Totals
 from meshcost.ledger import Ledger
 from meshcost.report import words
-from meshcost.report.bill import BETWEEN, INSIDE, Bill, Line
+from meshcost.report.bill import Bill, Line
 from meshcost.report.terminal import header
 from meshcost.report.words import UNICODE, size
 

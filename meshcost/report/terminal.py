@@ -11,10 +11,10 @@ from itertools import groupby
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from meshcost.event import CLUSTER, Totals
+from meshcost.event import BETWEEN, CLUSTER, INSIDE, Totals
 from meshcost.ledger import Ledger
 from meshcost.report import words
-from meshcost.report.bill import BETWEEN, INSIDE, Bill, Line
+from meshcost.report.bill import Bill, Line
 from meshcost.report.grid import Column, Grid
 from meshcost.report.words import Glyphs, size
 from meshcost.timing import AS_NCCL, CAVEAT

@@ -5,11 +5,13 @@ under the entry point ``meshcost.strategies`` with the axis as its name. It is t
 job file.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from pydantic import GetJsonSchemaHandler, model_validator
+from pydantic_core import PydanticCustomError
 
+from meshcost.document import shown
 from meshcost.event import Event
 from meshcost.strategies.setting import Options, Setting, Size
 from meshcost.strategies.view import View
@@ -30,7 +32,14 @@ class Strategy(Options):
     @classmethod
     def _size_alone(cls, given: Any) -> Any:
         """Read ``tensor: 8`` as ``tensor: {size: 8}``."""
-        return {"size": given} if isinstance(given, int) and not isinstance(given, bool) else given
+        if isinstance(given, Mapping | Strategy):
+            return given
+        if isinstance(given, int) and not isinstance(given, bool):
+            return {"size": given}
+        problem = (
+            f"{shown(given)} is not legal. Write a whole number of ranks, as 2, or options, as {{size: 2}}."
+        )
+        raise PydanticCustomError("problems", "{first}", {"first": problem, "problems": [problem]})
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:

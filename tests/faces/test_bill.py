@@ -99,6 +99,13 @@ def test_groups_add_up_to_the_totals(ledgers: dict[str, Ledger], name: str, by: 
 def test_links_add_up_to_what_is_sent(ledgers: dict[str, Ledger], name: str):
     for shown in (Bill(ledgers[name]), Bill(ledgers[name], rank=0)):
         assert sum(x.sent_bytes for x in shown.groups("link").values()) == shown.totals.sent_bytes
+    assert ledgers[name].group("link") == Bill(ledgers[name]).groups("link")
+
+
+def test_a_filter_for_what_does_not_exist_is_refused(ledgers: dict[str, Ledger]):
+    for fields, legal in (({"op": "allgather"}, "all_gather"), ({"phase": "back"}, "backward")):
+        with pytest.raises(LedgerError, match=f"is not known: choose from .*{legal}"):
+            ledgers["dense"].filter(**fields)
 
 
 def test_ranks_that_send_unequal_amounts_are_told_apart(ledgers: dict[str, Ledger]):

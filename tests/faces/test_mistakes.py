@@ -11,7 +11,8 @@ BATCH = "batch: {sequence: 64, global_batch: 8}\n"
 
 #: Text of a job file, and for each problem what its sentence has to hold.
 FILES = {
-    "empty": ("", ["a job is a mapping"]),
+    "empty": ("", ["empty", "a job is a mapping"]),
+    "only a comment": ("# nothing yet\n", ["empty"]),
     "a list": ("- model: gpt2\n", ["a job is a mapping"]),
     "not yaml": (
         "model: [gpt2\n",
@@ -20,7 +21,10 @@ FILES = {
         ],
     ),
     "twice": ("model: gpt2\nmodel: gpt2\n" + BATCH, ["is written twice"]),
-    "nothing needed": ("framework: textbook\n", ["model: missing", "batch: missing"]),
+    "nothing needed": (
+        "framework: textbook\n",
+        ["model: missing", "batch: missing", "batch: {sequence: 8192"],
+    ),
     "unknown field": ("modell: gpt2\n" + BATCH, ["model: missing", "Did you mean model?"]),
     "unknown option": (
         "model: gpt2\nparallel: {data: {sise: 2}}\n" + BATCH,
@@ -29,12 +33,16 @@ FILES = {
         ],
     ),
     "unknown axis": ("model: gpt2\nparallel: {tensr: 2}\n" + BATCH, ["parallel.tensr"]),
-    "unknown model": ("model: lama-3-8b\n" + BATCH, ["lama-3-8b"]),
+    "unknown model": ("model: lama-3-8b\n" + BATCH, ["'lama-3-8b'", "Nearest: llama-3-8b"]),
+    "unknown family": ("model: lama\n" + BATCH, ["Nearest: llama-"]),
+    "nothing like it": ("model: quokka\n" + BATCH, ["'quokka' is not in the catalogue. meshcost models"]),
     "unknown cluster": ("model: gpt2\ncluster: h100\n" + BATCH, ["h100-dgx"]),
     "unknown strategy": ("model: gpt2\nparallel: {data: {strategy: zero4}}\n" + BATCH, ["zero3"]),
     "unknown algorithm": ("model: gpt2\nalgorithms: {all_reduce: rong}\n" + BATCH, ["ring"]),
     "text for a number": ("model: gpt2\nparallel: {data: two}\n" + BATCH, ["parallel.data"]),
-    "yes for a number": ("model: gpt2\nparallel: {data: true}\n" + BATCH, ["parallel.data"]),
+    "yes for a number": ("model: gpt2\nparallel: {data: yes}\n" + BATCH, ["parallel.data: true", "as 2"]),
+    "a number in quotes": ("model: gpt2\nparallel: {data: '2'}\n" + BATCH, ["parallel.data: '2'", "as 2"]),
+    "a number with a point": ("model: gpt2\nparallel: {data: 2.0}\n" + BATCH, ["parallel.data: 2.0", "as 2"]),
     "zero": ("model: gpt2\nparallel: {data: 0}\n" + BATCH, ["parallel.data.size"]),
     "half": ("model: gpt2\nparallel: {data: 1.5}\n" + BATCH, ["parallel.data"]),
     "anchors": ("model: &x gpt2\n" + BATCH, ["anchors"]),
@@ -69,6 +77,9 @@ def assert_sentences(text: str):
 
 def test_every_command_line_mistake(run: Run, jobs: Jobs, tmp_path: Path):
     (tmp_path / "binary.yaml").write_bytes(bytes(range(256)))
+    (tmp_path / "deep.yaml").write_text("[" * 900_000)
+    (tmp_path / "anchors.yaml").write_text("model_type: &a llama\n")
+    (tmp_path / "broken.json").write_text("[")
     dense = jobs["dense"]
     for arguments, needle in [
         (["analyze", tmp_path / "none.yaml"], "no such file"),
@@ -88,6 +99,9 @@ def test_every_command_line_mistake(run: Run, jobs: Jobs, tmp_path: Path):
         (["collectives", "all_reduce", "--ranks", 1], "2 to 16"),
         (["models", "lama-3-8b"], "llama-3-8b"),
         (["models", tmp_path / "none.json"], "no such file"),
+        (["models", tmp_path / "deep.yaml"], "deep.yaml: line 1: "),
+        (["models", tmp_path / "anchors.yaml"], "anchors"),
+        (["models", tmp_path / "broken.json"], "broken.json: not a configuration in JSON"),
         (["init", tmp_path / "no" / "job.yaml"], "cannot be written"),
         (["init", dense], "--force"),
     ]:
@@ -118,6 +132,14 @@ def test_what_typer_refuses_is_a_usage_error(run: Run, arguments: list[str]):
     assert (done.code, done.out) == (2, "")
     assert "Usage:" in done.err
     assert "Traceback" not in done.err
+
+
+def test_a_choice_is_refused_in_plain_words_with_the_nearest(run: Run, jobs: Jobs):
+    done = run("analyze", jobs["dense"], "--by", "strat")
+    assert (done.code, done.out) == (2, "")
+    assert "'strat' is not known. Choose event, strategy," in done.err
+    assert "Did you mean strategy?" in done.err
+    assert "Value error" not in done.err
 
 
 def test_a_real_bug_is_not_hidden(run: Run, jobs: Jobs, monkeypatch: pytest.MonkeyPatch):
