@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from meshcost.cli.common import show_or_dump
-from meshcost.cli.options import PageFormat, choice
+from meshcost.cli.options import JobFile, PageFormat, choice
 from meshcost.report.output import write
 
 
@@ -65,4 +65,33 @@ def verify(  # noqa: PLR0913, PLR0917 - one argument for each option that a pers
     saved = asked.finish(rows)
     show_or_dump(form, lambda: Verdict(rows, saved), lambda: as_dict(rows, notes + saved))
     if not all(row.passed for row in rows):
+        raise typer.Exit(1)
+
+
+def trace(  # noqa: PLR0913, PLR0917 - one argument for each option that a person may write
+    job: JobFile,
+    real: Annotated[
+        bool, typer.Option("--real", help="Start a process for every rank, which talk over Gloo.")
+    ] = False,
+    rank: Annotated[
+        int | None, typer.Option(help="Only this rank; else one of each pipeline stage.", show_default=False)
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every rank.")] = False,
+    steps: Annotated[
+        int, typer.Option(min=1, max=100, help="Steps to run. The last one stands for all that follow.")
+    ] = 3,
+    scale: Annotated[
+        bool, typer.Option("--scale", help="A smaller model of the same family: fewer blocks, and narrower.")
+    ] = False,
+    form: Annotated[PageFormat, choice(PageFormat, "--format", help="How it is written.")] = PageFormat.table,
+) -> None:
+    """Run a job's step in PyTorch and compare each call that it makes with the prediction; exits 1 if one differs."""
+    from meshcost.execute.trace_check import TraceCheck
+    from meshcost.report.trace import Held, watch
+
+    check = TraceCheck(job, rank, every, steps, real, scale)
+    model, total = check.job.setting.model.name, len(check.ranks)
+    found = watch(check.run, total)
+    show_or_dump(form, lambda: Held(model, check, found), lambda: check.as_dict(found))
+    if not all(step.equal for step in found):
         raise typer.Exit(1)

@@ -241,11 +241,11 @@ def _received(descriptor: int) -> bytes:
         return b""
 
 
-def require_torch() -> None:
+def require_torch(why: str = "verify runs real collectives") -> None:
     """Raise ExecutionError with the command to type unless torch is installed."""
     if importlib.util.find_spec("torch") is None:
         raise ExecutionError(
-            "verify runs real collectives and needs torch: pip install 'meshcost[torch]' (CPU only: "
+            f"{why} and needs torch: pip install 'meshcost[torch]' (CPU only: "
             "pip install torch --index-url https://download.pytorch.org/whl/cpu)."
         )
 

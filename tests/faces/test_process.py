@@ -42,6 +42,8 @@ def test_help_lists_every_command_and_loads_nothing_heavy():
         "collectives",
         "models",
         "calls",
+        "verify",
+        "trace",
         "init",
         "schema",
         "--install-completion",
