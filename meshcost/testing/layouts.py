@@ -268,7 +268,7 @@ class _Plan:
             for split in (None, *sorted({1, 2, 4, tensor})):
                 each = split or tensor
                 apart = size > 1 or each != tensor
-                known = each in (1, tensor) or self.sequence_parallel
+                known = each in (1, tensor) or tensor == 1 or self.sequence_parallel
                 even = ranks % (size * each) == 0 and all(
                     width % each == 0 for width in self._expert_widths()
                 )

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshcost import testing
 from meshcost.errors import JobError
 from meshcost.job import Job, analyze
 from meshcost.units import DTYPE_BYTES
@@ -66,3 +67,28 @@ def test_only_tokens_of_experts_have_a_scale_for_each_block(field):
         f"precision.{field}: fp8_block128 is for tokens on their way to experts and back (dispatch, combine). "
         "Choose fp8, or bf16.",
     )
+
+
+@given(st.sampled_from([2, 4]), st.integers(1, 5))
+def test_ranks_can_split_experts_where_nothing_else_is_split(split, tokens):
+    """Each token has one home then, so there is nothing for sequence_parallel to undo."""
+    job = Job(
+        model={**MIXTRAL, "hidden_size": 64, "num_experts_per_tok": 2},
+        parallel={"data": {"size": 4}, "expert": {"size": 1, "expert_tensor": split}},
+        batch={"sequence": tokens, "global_batch": 4},
+    )
+    held = testing.check(job)
+    assert "messages_match" in held
+    gathers = analyze(job).filter(strategy="expert", op="all_gather")
+    assert {event.payload_bytes for event in gathers} == {split * 2 * tokens * 64 * 2}
+
+
+def test_ranks_that_hold_the_same_tokens_need_sequence_parallel_to_split_experts_otherwise():
+    with pytest.raises(
+        JobError, match=r"2 is neither 1 nor the 4 tensor ranks, which needs .*sequence_parallel: true"
+    ):
+        Job(
+            model={**MIXTRAL, "hidden_size": 64, "num_experts_per_tok": 2},
+            parallel={"tensor": {"size": 4}, "expert": {"expert_tensor": 2}},
+            batch={"sequence": 4, "global_batch": 1},
+        )

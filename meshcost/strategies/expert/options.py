@@ -80,7 +80,7 @@ class ExpertParallel(Strategy):
             return
         if split > 1 and setting.order[0] != "tensor" and tensor > 1:
             yield f"parallel.order: expert_tensor {split} needs tensor innermost, not {setting.order[0]}."
-        if split not in (1, tensor) and not setting.sequence_parallel:
+        if split not in (1, tensor) and tensor > 1 and not setting.sequence_parallel:
             yield (
                 f"parallel.expert.expert_tensor: {split} is neither 1 nor the {tensor} tensor ranks, which needs "
                 "parallel.tensor.sequence_parallel: true."
