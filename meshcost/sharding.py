@@ -22,9 +22,10 @@ class ShardGroup:
     """One group: its kind, the units of its stage from ``enter`` to ``leave`` in which it is used, and its rules.
 
     ``inside`` names the events of a unit, by their orders forward, that happen within a group that is only a part of
-    the unit. ``reshards`` says whether its weights are let go after forward; ``part`` how many ranks keep them among
-    them then (0: all). ``scatters``: it has gradients. ``takes_gradient``: what enters it needs a gradient, so that
-    torch notices the end of its backward; ``gives_gradient``: what leaves it does.
+    the unit, and ``inside_backward`` those backward. ``reshards`` says whether its weights are let go after forward;
+    ``part`` how many ranks keep them among them then (0: all). ``scatters``: it has gradients. ``takes_gradient``:
+    what enters it needs a gradient, so that torch notices the end of its backward; ``gives_gradient``: what leaves it
+    does.
     """
 
     name: str
@@ -32,6 +33,7 @@ class ShardGroup:
     enter: int
     leave: int
     inside: Inside | None = None
+    inside_backward: Inside | None = None
     reshards: bool = True
     part: int = 0
     scatters: bool = True

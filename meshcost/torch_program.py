@@ -194,9 +194,7 @@ class _Sharded:
                 yield from self._calls(machine.enter_backward(at), action)
         edge: tuple[int, ...] | None = None
         for at in reversed(inside):
-            # Backward, a region's events have their place mirrored: order (0, i, ...) becomes (1, -i, ...).
-            (_, region, *_), _ = groups[at].inside or ((0, 0), ())
-            low, high = (1, -region), (1, -region, 99)
+            low, high = groups[at].inside_backward or ((), ())
             yield replace(part, above=edge, upto=low)
             yield from self._calls(machine.enter_backward(at), action)
             yield replace(part, above=low, upto=high)

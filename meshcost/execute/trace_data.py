@@ -114,9 +114,11 @@ def shard(part: CausalModel, job: Job, options: TorchOptions, axes: Axes) -> Non
 
 def _shard_experts(part: CausalModel, common: dict[str, Any], axes: Axes) -> None:
     """Experts that other ranks hold in part are sharded among those that hold the same ones."""
-    mesh = axes.experts("expert_data", "expert_replicate")
-    if axes.experts("expert") is None or mesh is None:
+    if axes.expert is None or axes.experts("expert") is None:
         return
+    # Even alone: what fully_shard does to the rest of a block cannot be done to what other ranks hold in part.
+    replicas = ("expert_replicate",) if axes.experts("expert_replicate") is not None else ()
+    mesh = axes.expert[(*replicas, "expert_data")]
     for block in part.blocks:
         experts = block.get_submodule("mlp")._modules.get("experts")
         if experts is not None:

@@ -16,6 +16,7 @@ from meshcost.strategies.data import textbook as data
 from meshcost.strategies.data import torch as torch_data
 from meshcost.strategies.data.options import DataParallel
 from meshcost.strategies.expert import textbook as expert
+from meshcost.strategies.expert import torch as torch_expert
 from meshcost.strategies.expert.options import ExpertParallel
 from meshcost.strategies.pipeline import textbook as pipeline
 from meshcost.strategies.pipeline import torch as torch_pipeline
@@ -42,6 +43,7 @@ _TORCH: Mapping[type, Writer] = {
     **_TEXTBOOK,
     TensorParallel: torch_tensor.events,
     ContextParallel: torch_context.events,
+    ExpertParallel: torch_expert.events,
     DataParallel: torch_data.events,
     PipelineParallel: torch_pipeline.events,
     Scalars: torch_scalars.events,

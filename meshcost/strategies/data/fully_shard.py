@@ -10,6 +10,7 @@ from meshcost.models import Weight
 from meshcost.sharding import Inside, ShardGroup, Sharding
 from meshcost.strategies.data.options import SHARDS_WEIGHTS, syncs_every
 from meshcost.strategies.data.placed import Placed, Units, placed_weights
+from meshcost.strategies.regions import INSIDE
 from meshcost.strategies.setting import Setting
 from meshcost.strategies.torch_options import BLOCKS, Unit
 from meshcost.strategies.torch_units import unit_modules
@@ -99,6 +100,7 @@ def _group(
         enter=enter - stage[0].place,
         leave=leave - stage[0].place,
         inside=inside,
+        inside_backward=_inside_backward(setting, members, inside),
         scatters=any(x.weight.trainable for x in weights),
         takes_gradient=takes,
         gives_gradient=gives,
@@ -168,8 +170,25 @@ def _inside(setting: Setting, members: Sequence[Placed], stage: Sequence[Placed]
     kind = next(kind for kind in setting.model.kinds if kind.name == _kind(first.label))
     for number, region in enumerate(kind.regions):
         if _works_in(region.name, members):
-            return (0, number), (0, number, 99)
+            experts = all(x.weight.group == "expert" for x in members)
+            return (
+                ((0, number, INSIDE), (0, number, INSIDE + 1)) if experts else ((0, number), (0, number, 99))
+            )
     return None
+
+
+def _inside_backward(setting: Setting, members: Sequence[Placed], inside: Inside | None) -> Inside | None:
+    """The same for backward, where order (0, i, ...) becomes (1, -i, ...).
+
+    Experts at the end of a block notice their backward before anything of it is computed again.
+    """
+    if inside is None:
+        return None
+    (_, number, *moment), _ = inside
+    kind = next(kind for kind in setting.model.kinds if kind.name == _kind(members[0].label))
+    early = moment and number == len(kind.regions) - 1 and setting.recompute == "full"
+    low = (-1, 99) if early else (1, -number, *moment)
+    return low, (1, -number, *[x + 1 for x in moment]) if moment else (1, -number, 99)
 
 
 def _works_in(region: str, members: Sequence[Placed]) -> bool:

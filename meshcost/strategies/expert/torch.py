@@ -1,0 +1,101 @@
+"""Expert parallelism in plain PyTorch: experts dealt out over a group, tokens sent to them and back by all-to-all.
+
+Calls    all_to_all of 8 B for each expert (how many tokens will come), all_to_all to the experts (dispatch) and all_to_all
+         back (combine), forward; the last two backward
+Sends    4 T k h (e - 1) / e   elements per block with experts, rank and micro-batch, where experts divide T k
+Assumes  every expert takes equally many tokens of a rank, rounded up; tokens travel in the data type they are computed in
+Source   torch.distributed.all_to_all_single; torch.utils.checkpoint (torch 2.13)
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from sympy import Expr, Integer, ceiling
+
+from meshcost import symbols as sym
+from meshcost.event import Event
+from meshcost.formula import value
+from meshcost.strategies.expert.options import ExpertParallel
+from meshcost.strategies.regions import BACKWARD, RECOMPUTE, Pass, expert_region, passes
+from meshcost.strategies.torch_layout import computed_in, gradients_from, is_trained
+from meshcost.strategies.view import Draft, Unit, View, rational
+
+_AXES = ("expert",)
+
+#: Moments within the region of the experts.
+_COUNTS, _DISPATCH, _COMBINE = 1, 2, 8
+
+
+class Moment(NamedTuple):
+    """Where experts are computed: the unit, the pass, the number of the region, and whether nothing follows them."""
+
+    unit: Unit
+    step: Pass
+    region: int
+    is_last: bool
+
+    def order(self, moment: int) -> tuple[int, ...]:
+        """Place of a moment within this pass."""
+        return self.step.order(self.region, moment)
+
+
+def events(expert: ExpertParallel, view: View) -> Iterator[Event]:
+    """Yield dispatch and combine of every block that has experts, wherever these live apart from other weights."""
+    if view.mesh.size(*_AXES) == 1:
+        return
+    for unit in view.units:
+        if unit.kind is not None and unit.kind.has_experts:
+            last = unit.kind.regions[-1].name == "experts"
+            for step in passes(view.setting):
+                at = Moment(unit, step, expert_region(unit.kind), last)
+                yield from (_backward if step is BACKWARD else _forward)(expert, view, at)
+
+
+def _forward(expert: ExpertParallel, view: View, at: Moment) -> Iterator[Event]:
+    if view.setting.torch.exchange_counts:
+        why = f"tell every rank how many tokens its experts get{at.step.note}"
+        counts = Draft("expert", "all_to_all", _AXES, at.step.phase, 8 * sym.E, "int64", why)
+        yield from view.call(counts, at.unit, order=at.order(_COUNTS))
+    dispatch = _tokens(expert, view, at, "dispatch: send each token to its experts")
+    yield from view.call(dispatch, at.unit, order=at.order(_DISPATCH))
+    if at.step is RECOMPUTE and at.is_last and view.setting.torch.early_stop:
+        # Recomputation stops once the last input that backward needs is there.
+        return
+    combine = _tokens(expert, view, at, "combine: return to each token what its experts made of it")
+    yield from view.call(combine, at.unit, order=at.order(_COMBINE))
+
+
+def _backward(expert: ExpertParallel, view: View, at: Moment) -> Iterator[Event]:
+    """The gradient goes the same ways back, as far as anything needs it. Nothing is recomputed before it is needed."""
+    entry, leave = _gradients_from(view, at.unit)
+    at_once = at.is_last and view.setting.recompute == "full"
+    back = _tokens(expert, view, at, "dispatch: send the gradient of a token's output to its experts")
+    place = (-1,) if at_once else at.order(_COMBINE)
+    yield from view.call(back, at.unit, order=place, from_layer=leave)
+    there = _tokens(expert, view, at, "combine: return to each token the gradient of its input")
+    yield from view.call(there, at.unit, order=at.order(_DISPATCH), from_layer=entry)
+
+
+def _gradients_from(view: View, unit: Unit) -> tuple[int, int]:
+    """First blocks in which what experts take, and what they make, needs a gradient."""
+    experts = [weight for weight in unit.held if weight.group == "expert"]
+    before = [
+        weight for weight in unit.held if weight.group != "expert" and ".shared_expert" not in weight.name
+    ]
+    entry = 0 if any(is_trained(view, weight) for weight in before) else gradients_from(view)
+    return entry, 0 if any(is_trained(view, weight) for weight in experts) else entry
+
+
+def _tokens(expert: ExpertParallel, view: View, at: Moment, why: str) -> Draft:
+    dtype, size = computed_in(view)
+    payload = _slots(expert, view) * sym.h * size
+    return Draft("expert", "all_to_all", _AXES, at.step.phase, payload, dtype, why + at.step.note)
+
+
+def _slots(expert: ExpertParallel, view: View) -> Expr:
+    """Slots of all experts for the tokens of one rank; each expert has equally many."""
+    factor = rational(expert.capacity if expert.capacity is not None else expert.skew)
+    tokens = sym.T / (view.axis("tensor") if view.setting.expert_tensor == 1 else Integer(1))
+    each = factor * tokens * sym.k / sym.E
+    is_even = value(each, view.values_with_blocks).denominator == 1
+    return each * sym.E if is_even else ceiling(each) * sym.E
