@@ -1,0 +1,131 @@
+"""Predicted equals traced, call by call and in order: attention in a ring, experts, and tensor parallelism with the rest."""
+
+from typing import Any
+
+import pytest
+
+from meshcost.execute.recording_compare import differences, first_out_of_order, text_of
+from meshcost.job import Job, analyze
+
+torch = pytest.importorskip("torch")
+
+from meshcost.execute.trace import trace  # noqa: E402 - needs torch
+
+DENSE = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "intermediate_size": 96,
+    "vocab_size": 128,
+    "tie_word_embeddings": False,
+}
+MIXTRAL = {**DENSE, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+LATENT = {
+    **DENSE,
+    "model_type": "deepseek_v2",
+    "num_key_value_heads": 8,
+    "kv_lora_rank": 16,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+}
+MIXED = {"weights": "bf16", "reduce": "fp32"}
+TENSOR = {"tensor": {"size": 2, "sequence_parallel": True}}
+STAGES = {"pipeline": {"size": 2, "schedule": "1f1b"}}
+FROZEN = ("model.embed_tokens.*", "model.layers.0.*")
+
+
+def job(
+    model: dict[str, Any], parallel: dict[str, Any], micro_batches: int = 1, batch: int = 2, **more: Any
+) -> Job:
+    data = parallel.get("data", 1)
+    ranks = data if isinstance(data, int) else data["size"]
+    return Job(
+        **{
+            "model": model,
+            "framework": "torch",
+            "parallel": parallel,
+            "batch": {"sequence": 16, "micro_batch": batch, "global_batch": batch * micro_batches * ranks},
+            "precision": {"weights": "fp32"},
+            **more,
+        }
+    )
+
+
+def fsdp(size: int, **more: Any) -> dict[str, Any]:
+    return {"data": {"strategy": "fsdp", "size": size, **more}}
+
+
+def ring(size: int, method: str = "ring") -> dict[str, Any]:
+    return {"context": {"size": size, "method": method}}
+
+
+RINGS = {
+    "ring": job(DENSE, {**fsdp(2), **ring(4)}),
+    "ring in bf16": job(DENSE, {**fsdp(2), **ring(4)}, precision=MIXED),
+    "gathered": job(DENSE, {**fsdp(2), **ring(4, "all_gather")}, precision=MIXED),
+    "gathered by option": job(DENSE, {**fsdp(2), **ring(2)}, torch={"rotate_method": "allgather"}),
+    "not balanced": job(DENSE, {**fsdp(2), **ring(2)}, torch={"load_balance": False}),
+    "recomputed": job(DENSE, {**fsdp(2), **ring(2)}, recompute="full"),
+    "frozen first block": job(DENSE, {**fsdp(2), **ring(2)}, freeze=FROZEN),
+    "latent attention": job(LATENT, {**fsdp(2), **ring(2)}),
+    "with tensor": job(DENSE, {**fsdp(2), **ring(2), **TENSOR}),
+    "with stages": job(DENSE, {**fsdp(2), **ring(2), **STAGES}, micro_batches=2),
+}
+EXPERTS = {
+    "experts": job(MIXTRAL, {**fsdp(4), "expert": 2}),
+    "experts on all ranks": job(MIXTRAL, {**fsdp(4), "expert": 4}),
+    "experts in bf16": job(MIXTRAL, {**fsdp(4), "expert": 2}, precision=MIXED),
+    "experts, counts known": job(MIXTRAL, {**fsdp(4), "expert": 2}, torch={"exchange_counts": False}),
+    "experts that do not divide the tokens": job(
+        {**MIXTRAL, "num_experts_per_tok": 3}, {**fsdp(4), "expert": 2}, batch=1
+    ),
+    "experts recomputed": job(MIXTRAL, {**fsdp(4), "expert": 2}, recompute="full"),
+    "experts beside shared ones, recomputed": job(LATENT, {**fsdp(4), "expert": 2}, recompute="full"),
+    "experts and replicas": job(MIXTRAL, {**fsdp(8, replicate=2), "expert": 2}),
+    "experts and plain replicas": job(MIXTRAL, {"data": 4, "expert": 2}),
+    "experts on context ranks": job(MIXTRAL, {**fsdp(2), **ring(2), "expert": 2}),
+    "experts on stages": job(MIXTRAL, {**fsdp(4), "expert": 2, **STAGES}, micro_batches=2),
+    "frozen experts": job(MIXTRAL, {**fsdp(4), "expert": 2}, freeze=("model.layers.*.mlp.experts.*",)),
+    "frozen block with experts": job(MIXTRAL, {**fsdp(4), "expert": 2}, freeze=FROZEN),
+}
+TOGETHER = {
+    "shards": job(DENSE, {**fsdp(2), **TENSOR}, precision=MIXED),
+    "shards on one rank": job(DENSE, {**fsdp(1), **TENSOR}),
+    "shards and replicas": job(DENSE, {**fsdp(4, replicate=2), **TENSOR}),
+    "shards, gradients at the last": job(
+        DENSE,
+        {**fsdp(2), **TENSOR},
+        micro_batches=2,
+        precision=MIXED,
+        torch={"set_requires_gradient_sync": "last"},
+    ),
+    "shards of ends": job(
+        DENSE, {**fsdp(2), **TENSOR}, torch={"units": ["embedding", "blocks", ["norm", "head"]]}
+    ),
+    "shards without a plan for ends": job(
+        DENSE, {**fsdp(2), "tensor": {"size": 2, "vocabulary_parallel": False}}, recompute="full"
+    ),
+    "stages": job(DENSE, {**STAGES, **TENSOR}, micro_batches=2),
+    "stages of shards": job(DENSE, {**fsdp(2), **STAGES, **TENSOR}, micro_batches=2, precision=MIXED),
+}
+CASES = {**RINGS, **EXPERTS, **TOGETHER}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_predicted_is_traced(name: str):
+    asked = CASES[name]
+    ledger = analyze(asked)
+    for rank, recording in trace(asked, steps=3).items():
+        predicted, seen = list(ledger.calls(rank)), recording.steady()
+        found = differences(predicted, seen, rank=rank)
+        assert not found, text_of(found, name)
+        assert first_out_of_order(predicted, seen) is None
