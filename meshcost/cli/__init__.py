@@ -10,7 +10,7 @@ import typer
 
 from meshcost.cli.bills import analyze, calls, compare, explain
 from meshcost.cli.common import refuse
-from meshcost.cli.execution import trace, verify
+from meshcost.cli.execution import record, trace, verify
 from meshcost.cli.shelves import collectives, models
 from meshcost.cli.start import init, schema
 from meshcost.errors import MeshcostError
@@ -46,6 +46,8 @@ def _front(
 #: The table of contents, as --help shows it.
 for command in (analyze, explain, compare, calls, collectives, models, verify, trace, init, schema):
     app.command()(command)
+# What follows the name of a program is for that program.
+app.command(context_settings={"allow_interspersed_args": False})(record)
 
 
 def main() -> None:

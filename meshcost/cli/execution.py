@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from meshcost.cli.common import show_or_dump
-from meshcost.cli.options import JobFile, PageFormat, choice
-from meshcost.report.output import write
+from meshcost.cli.common import refuse, show_or_dump
+from meshcost.cli.options import JobFile, LogFormat, PageFormat, choice
+from meshcost.report.output import write, write_json
 
 
 def verify(  # noqa: PLR0913, PLR0917 - one argument for each option that a person may write
@@ -95,3 +95,38 @@ def trace(  # noqa: PLR0913, PLR0917 - one argument for each option that a perso
     show_or_dump(form, lambda: Held(model, check, found), lambda: check.as_dict(found))
     if not all(step.equal for step in found):
         raise typer.Exit(1)
+
+
+def record(
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="COMMAND...",
+            help="What trains: torchrun ... train.py, python train.py.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for rank-0.json and so on.")] = Path("recording"),
+    step: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="The step to keep; else the last that is like the one before it.", show_default=False
+        ),
+    ] = None,
+    form: Annotated[LogFormat, choice(LogFormat, "--format", help="How it is written.")] = LogFormat.log,
+) -> None:
+    """Run a training script, unchanged, and write down each communication call that its ranks make in a step."""
+    from meshcost.execute.crew import require_torch
+    from meshcost.execute.record_script import ScriptFailed, record_command
+    from meshcost.report.recorded import as_dict, pages
+
+    require_torch("record watches PyTorch")
+    try:
+        recordings = record_command(command, out, step=step)
+    except ScriptFailed as error:
+        refuse(error.problems)
+        raise typer.Exit(error.status) from None
+    if form is LogFormat.json:
+        write_json(as_dict(recordings.values()))
+    else:
+        write(pages(recordings.values(), out))

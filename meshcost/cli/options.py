@@ -45,6 +45,13 @@ class TextFormat(StrEnum):
     json = "json"
 
 
+class LogFormat(StrEnum):
+    """How a recording is written."""
+
+    log = "log"
+    json = "json"
+
+
 class CallFormat(StrEnum):
     """How a stream of calls is written."""
 

@@ -17,7 +17,7 @@ import argparse
 import os
 import runpy
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +31,16 @@ from meshcost.errors import ExecutionError
 if TYPE_CHECKING:
     from meshcost.execute.recording import Recording
 
+
+class ScriptFailed(ExecutionError):
+    """The command that was recorded ended with a status that is not 0."""
+
+    def __init__(self, problem: str, status: int) -> None:
+        """Take the sentence, and the status."""
+        super().__init__(problem)
+        self.status = status
+
+
 #: Modules that launch a script and are not one.
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 
@@ -40,24 +50,43 @@ def record_command(
 ) -> "dict[int, Recording]":
     """Run a command that trains (``torchrun ... train.py``, ``python train.py``) and return what each rank called.
 
-    The files stay in ``folder``. Without ``step``, it is the last step whose calls are those of the step before it.
-    Raises ExecutionError if the command names no script, fails, or leaves no recording.
+    The files stay in ``folder``. Without ``step``, it is the last step whose calls are those of the step before it. What
+    the command prints goes to the error stream. Raises ScriptFailed if the command fails, ExecutionError if it names no
+    script, cannot be started, or calls nothing in that step.
     """
     from meshcost.execute.recording_compare import read_recordings
 
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("rank-*.json"):
-        old.unlink()
-    done = subprocess.run(recorded_command(command, folder, step=step), check=False)
-    if done.returncode:
-        raise ExecutionError(f"record: {command[0]} ended with status {done.returncode}.")
+    made = recorded_command(command, folder, step=step)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob("rank-*.json"):
+            old.unlink()
+        status = subprocess.run(made, check=False, stdout=2).returncode
+    except OSError as error:
+        raise ExecutionError(f"record: {error.filename or command[0]}: {error.strerror}.") from None
     recordings: dict[int, Recording] = {}
     for path in folder.glob("rank-*.json"):
         recordings |= read_recordings(path)
+    if status:
+        left = f" What its ranks called until then is in {folder}." if any(recordings.values()) else ""
+        raise ScriptFailed(f"record: {command[0]} ended with status {status}.{left}", abs(status))
     if not recordings:
         raise ExecutionError(f"record: {command[0]} ran, but no process of it left a recording.")
+    _refuse_empty(recordings, step)
     return dict(sorted(recordings.items()))
+
+
+def _refuse_empty(recordings: "Mapping[int, Recording]", step: int | None) -> None:
+    if any(recordings.values()):
+        return
+    steps = max(recording.about["steps"] for recording in recordings.values())
+    if step is not None and steps:
+        raise ExecutionError(f"record: no rank called anything in step {step}. Steps are 0 to {steps - 1}.")
+    raise ExecutionError(
+        "record: the script ran, but no rank called a collective in a training step. Does it start a process group, and "
+        "more than one process (torchrun --nproc-per-node 2)?"
+    )
 
 
 def recorded_command(command: Sequence[str], folder: str | Path, *, step: int | None = None) -> list[str]:

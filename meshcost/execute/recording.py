@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -194,6 +194,14 @@ class Recording:
         calls = ",\n".join("  " + json.dumps(call) for call in data.pop("calls"))
         head = json.dumps(data)[:-1]
         Path(path).write_text(f'{head}, "calls": [\n{calls}\n]}}\n' if calls else f'{head}, "calls": []}}\n')
+
+    @property
+    def shape(self) -> tuple[Hashable, ...]:
+        """What this recording shares with that of a rank that differs only in whom it talks to."""
+        return tuple(
+            replace(call, ranks=(), root=None, axes=call.axes or (str(len(call.ranks)),))
+            for call in self.calls
+        )
 
     def log(self) -> str:
         """Write the calls as text: one line for each run of equal calls."""

@@ -1,5 +1,6 @@
 """The recorder on code that is not ours: phases, modules, groups, and what it leaves behind."""
 
+import json
 import subprocess
 import sys
 import textwrap
@@ -17,7 +18,8 @@ from torch.distributed.device_mesh import init_device_mesh  # noqa: E402 - needs
 
 from meshcost.execute import record_ops  # noqa: E402 - needs torch
 from meshcost.execute.record import record  # noqa: E402 - needs torch
-from meshcost.execute.record_script import record_command, recorded_command  # noqa: E402 - needs torch
+from meshcost.execute.record_script import recorded_command  # noqa: E402 - needs torch
+from meshcost.execute.recording_compare import read_recordings  # noqa: E402 - needs torch
 from meshcost.execute.trace_world import fake_world  # noqa: E402 - needs torch
 
 SCRIPT = """
@@ -196,11 +198,16 @@ def test_the_script_is_found_in_a_command(tmp_path):
 @pytest.mark.gloo
 @pytest.mark.slow
 @pytest.mark.xdist_group("ranks")
-def test_a_script_is_recorded_behind_torchrun_in_its_steady_state(tmp_path):
-    script = tmp_path / "train.py"
+def test_a_script_is_recorded_behind_torchrun_in_its_steady_state(tmp_path, run):
+    script, out = tmp_path / "train.py", tmp_path / "out"
     script.write_text(textwrap.dedent(SCRIPT))
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    recordings = record_command([*launcher, str(script), "7"], tmp_path / "out")
+    done = run("record", "--out", out, "--", *launcher, script, "7")
+    assert done.code == 0, done.err
+    assert "all_reduce                 28 B fp32  ranks 0,1" in done.out
+    assert "the same on rank 1" in done.out
+    assert "step 3 of 4 steps, the steady state" in done.out
+    recordings = read_recordings(out / "rank-0.json") | read_recordings(out / "rank-1.json")
     assert sorted(recordings) == [0, 1]
     for rank, recording in recordings.items():
         (call,) = recording
@@ -209,11 +216,54 @@ def test_a_script_is_recorded_behind_torchrun_in_its_steady_state(tmp_path):
         assert (recording.about["step"], recording.about["steady"]) == (3, True)
 
 
-def test_a_command_that_fails_is_an_error(tmp_path):
+def test_a_plain_script_is_recorded_as_json(tmp_path, run, monkeypatch):
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+    }.items():
+        monkeypatch.setenv(name, value)
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    done = run(
+        "record", "--out", tmp_path / "out", "--format", "json", "--step", "2", sys.executable, script, "9"
+    )
+    assert done.code == 0, done.err
+    (recording,) = json.loads(done.out)["recordings"]
+    assert recording["about"]["step"] == 2
+    assert [call["in_bytes"] for call in recording["calls"]] == [36]
+
+
+def test_a_command_that_fails_keeps_its_status(tmp_path, run):
     script = tmp_path / "train.py"
     script.write_text("raise SystemExit(3)\n")
-    with pytest.raises(ExecutionError, match="status 3"):
-        record_command([sys.executable, str(script)], tmp_path / "out")
+    done = run("record", "--out", tmp_path / "out", sys.executable, script)
+    assert done.code == 3
+    assert "ended with status 3." in done.err
+
+
+def test_a_script_without_a_collective_is_told_apart(tmp_path, run):
+    script = tmp_path / "train.py"
+    script.write_text("import torch\n")
+    done = run("record", "--out", tmp_path / "out", sys.executable, script)
+    assert done.code == 2
+    assert "no rank called a collective" in done.err
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["no-such-program", "train.py"], "no-such-program: No such file"),
+        (["torchrun", "missing.py"], "names no script"),
+    ],
+)
+def test_a_mistake_is_one_sentence(command, said, tmp_path, run, monkeypatch):
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    done = run("record", "--", *command)
+    assert done.code == 2
+    assert said in done.err
 
 
 def test_recording_as_data_needs_no_torch():

@@ -44,6 +44,7 @@ def test_help_lists_every_command_and_loads_nothing_heavy():
         "calls",
         "verify",
         "trace",
+        "record",
         "init",
         "schema",
         "--install-completion",
