@@ -199,6 +199,11 @@ class Job(Options):
             yield f"batch: {self.micro_batches} micro-batches are more than {MOST_MICRO_BATCHES}, the most computed here."
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """What can be done, but is hardly meant."""
+        return tuple(x for strategy in self.setting.parallel.values() for x in strategy.warnings())
+
+    @property
     def micro_batches(self) -> int:
         """Micro-batches that one rank computes in a step."""
         return self.batch.global_batch // (self.batch.micro_batch * self.setting.batch_ranks)

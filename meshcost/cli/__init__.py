@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from meshcost.cli.bills import analyze, calls, compare, explain
-from meshcost.cli.common import refuse
+from meshcost.cli.common import say
 from meshcost.cli.execution import record, trace, verify
 from meshcost.cli.shelves import collectives, models
 from meshcost.cli.start import init, schema
@@ -58,7 +58,7 @@ def main() -> None:
     try:
         app()
     except MeshcostError as error:
-        refuse(f"meshcost: {problem}" for problem in error.problems)
+        say(f"meshcost: {problem}" for problem in error.problems)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -31,10 +31,12 @@ def read_job(path: Path, framework: str | None, cluster: str | None = None) -> "
 
     asked = {"framework": framework, "cluster": cluster}
     try:
-        return load(path, **{name: value for name, value in asked.items() if value is not None})
+        job = load(path, **{name: value for name, value in asked.items() if value is not None})
     except MeshcostError as error:
-        refuse(error.problems)
+        say(error.problems)
         raise typer.Exit(2) from None
+    say(f"{path}: warning: {warning}" for warning in job.warnings)
+    return job
 
 
 def jobs_by_name(paths: Sequence[Path], frameworks: str) -> "list[tuple[str, Job]]":
@@ -62,8 +64,8 @@ def show_or_dump(form: PageFormat, page: Callable[[], Any], plain: Callable[[], 
         show(page())
 
 
-def refuse(problems: Iterable[str]) -> None:
-    """Say what is wrong, a line for each problem."""
+def say(problems: Iterable[str]) -> None:
+    """Say on standard error what is wrong, a line for each problem."""
     for problem in problems:
         text = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in problem)
         print(text, file=sys.stderr)  # noqa: T201 - this is where errors are said

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from meshcost.cli.common import refuse, show_or_dump
+from meshcost.cli.common import say, show_or_dump
 from meshcost.cli.options import JobFile, LogFormat, PageFormat, choice
 from meshcost.report.output import write, write_json
 
@@ -124,7 +124,7 @@ def record(
     try:
         recordings = record_command(command, out, step=step)
     except ScriptFailed as error:
-        refuse(error.problems)
+        say(error.problems)
         raise typer.Exit(error.status) from None
     if form is LogFormat.json:
         write_json(as_dict(recordings.values()))

@@ -8,14 +8,15 @@ JOB = """\
 model: llama-3.1-8b            # a name from `meshcost models`, or the path to a Hugging Face config.json
 # model: {{model_type: llama, hidden_size: 256, ...}}   # or the fields of such a file, written here
 
-# framework: textbook          # whose calls: textbook is what the papers say
+# framework: torch             # whose calls: textbook (what the papers say, the default) or torch (what PyTorch calls)
+# torch: {{bucket_cap_mb: 25}}   # under framework: torch, what DistributedDataParallel and fully_shard are told
 
 parallel:                      # an axis that is left out has size 1; `tensor: 8` is short for `tensor: {{size: 8}}`
 
   data:                        # every rank trains on its own part of the batch
     strategy: fsdp             # ddp | zero1 | zero2 | zero3 | fsdp: what is sharded
-    size: 4                    # data ranks in all
-    # replicate: 2             # HSDP: so many whole copies, each sharded over size / replicate ranks
+    size: 4                    # data ranks in all, copies included
+    # replicate: 2             # HSDP: so many whole copies, each sharded over size / replicate ranks: here 4 / 2
     # gradient_sync: last_micro_batch   # or every_micro_batch: when gradients are reduced
     # reshard_after_forward: false      # zero3, fsdp: keep gathered weights until their backward pass
     # gather: once             # zero3, fsdp: keep gathered weights for the whole step (or every_micro_batch)
@@ -64,7 +65,7 @@ precision:                     # bf16 | fp16 | fp32 | tf32 | fp64 | fp8 | fp8_bl
 # freeze: ["model.layers.[0-9].*"]      # weights without gradients, by name
 # lora: {{rank: 16, targets: [q_proj, v_proj]}}   # train low-rank adapters only
 # algorithms: {{all_reduce: tree}}       # by default all_reduce, all_gather, reduce_scatter: ring; all_to_all: pairwise
-# scalars: {{gradient_norm: true, loss: true}}    # the small sums of every step
+# scalars: {{gradient_norm: true, loss: true, at_start: [int64], at_end: [fp32]}}    # the small sums of every step
 
 cluster: h100-dgx              # a name from the catalogue, or: {{gpus_per_node: 8}}
 """

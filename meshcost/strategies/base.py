@@ -50,6 +50,10 @@ class Strategy(Options):
         """Yield one sentence for each reason why this cannot be done: path, value, why, legal choices."""
         yield from ()
 
+    def warnings(self) -> Iterator[str]:
+        """Yield one sentence for each thing that can be done, but is hardly meant."""
+        yield from ()
+
     def events(self, view: View) -> Iterator[Event]:
         """Yield what this strategy calls in one step; strategies of this package have a profile instead."""
         raise NotImplementedError(f"{type(self).__name__} has to write its events.")

@@ -32,6 +32,21 @@ def test_what_init_writes_can_be_analyzed(run: Run, tmp_path: Path, monkeypatch:
     assert "mine" not in Path("job.yaml").read_text()
 
 
+def test_copies_with_nothing_left_to_shard_are_warned_of(run: Run, tmp_path: Path):
+    """`size` counts the copies, too: who reads it as the ranks of one copy asks for shards of one."""
+    job = tmp_path / "hsdp.yaml"
+    data = "{{strategy: fsdp, size: {}, replicate: 4}}"
+    text = f"model: gpt2\nparallel: {{{{data: {data}}}}}\nbatch: {{{{sequence: 8, global_batch: 8}}}}\n"
+    job.write_text(text.format(4))
+    done = run("analyze", job, "--format", "json")
+    assert done.code == 0
+    assert json.loads(done.out)["world_size"] == 4
+    assert done.err.startswith(f"{job}: warning: parallel.data: size 4 counts all data ranks")
+    assert "size: 8." in done.err
+    job.write_text(text.format(8))
+    assert run("analyze", job).err == ""
+
+
 def test_init_prints_to_a_pipe(run: Run):
     assert run("init", "-").out == job_text("job.yaml")
 

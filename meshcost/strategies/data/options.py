@@ -5,7 +5,9 @@ Source   Li et al. 2020 (DDP); Rajbhandari et al. 2020 (ZeRO); Zhao et al. 2023 
 """
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from meshcost.strategies.base import Strategy
 from meshcost.strategies.setting import Setting, Size, divisors, one_of
@@ -31,7 +33,10 @@ class DataParallel(Strategy):
     splits_batch: ClassVar[bool] = True
 
     strategy: Literal["ddp", "zero1", "zero2", "zero3", "fsdp"] = "ddp"
-    replicate: Size = 1
+    size: Annotated[Size, Field(description="all data ranks, whole copies (replicate) included")] = 1
+    replicate: Annotated[
+        Size, Field(description="HSDP: so many whole copies, each sharded over size / replicate ranks")
+    ] = 1
     gradient_sync: When | None = None
     reshard_after_forward: bool | None = None
     gather: Literal["every_micro_batch", "once"] | None = None
@@ -51,6 +56,15 @@ class DataParallel(Strategy):
     def gathers_again(self) -> bool:
         """Whether weights are gathered once more for the backward pass."""
         return self.reshard_after_forward is not False and self.gather != "once"
+
+    def warnings(self) -> Iterator[str]:
+        """Say what is hardly meant: copies among which nothing is left to shard."""
+        if self.size == self.replicate > 1:
+            yield (
+                f"parallel.data: size {self.size} counts all data ranks and each of them holds a whole copy (replicate: "
+                f"{self.replicate}), so nothing is sharded. For {self.replicate} copies in 2 shards each: "
+                f"size: {2 * self.size}."
+            )
 
     def problems(self, setting: Setting) -> Iterator[str]:
         """Say what cannot be done."""
