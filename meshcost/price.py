@@ -145,8 +145,14 @@ def _runs(event: Event, algorithm: Algorithm) -> tuple[Run, ...]:
     edge = elements % size
     near = {at % size for place in (0, edge) for at in range(place - 3, place + 4)}
     runs: list[Run] = []
-    for at in sorted(near) if alike else range(size):
-        sent, received = (x * event.item_bytes for x in algorithm.position(op, at, size, elements))
+    places = sorted(near) if alike else range(size)
+    moved = (
+        (algorithm.position(op, at, size, elements) for at in places)
+        if alike
+        else algorithm.by_position(op, size, elements)
+    )
+    for at, sides in zip(places, moved, strict=True):
+        sent, received = (x * event.item_bytes for x in sides)
         if runs and runs[-1][1:] == (sent, received):
             continue
         runs.append((at, sent, received))

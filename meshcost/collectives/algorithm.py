@@ -160,9 +160,10 @@ class Algorithm(ABC):
     def pattern(self, op: str, ranks: int, cells: Cells | None = None) -> Pattern:
         """To whom each position sends, and how much: the schedule, added up. Without ``cells``, each counts one."""
         edges = Counter[tuple[int, int]]()
+        sizes = () if cells is None else cells.sizes()
         for messages in self.moves(op, ranks):
             for move in messages:
-                size = len(move.cells) if cells is None else sum(cells[cell] for cell in move.cells)
+                size = sum(sizes[cell % len(sizes)] for cell in move.cells) if sizes else len(move.cells)
                 edges[move.source, move.target] += size
         return tuple((*edge, weight) for edge, weight in edges.items() if weight)
 

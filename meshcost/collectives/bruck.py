@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from types import MappingProxyType
 
 from meshcost.collectives.algorithm import NOTHING, Algorithm, Form, Move, Pattern
-from meshcost.collectives.cells import Cells
+from meshcost.collectives.cells import Cells, passing
 from meshcost.formula import log2_ceiling, ones_below
 from meshcost.symbols import S, n
 
@@ -52,6 +52,16 @@ class Bruck(Algorithm):
                     received += cells[(source - step) % ranks * ranks + (target - step) % ranks]
         return sent, received
 
+    def by_position(self, op: str, ranks: int, elements: int) -> list[tuple[int, int]]:
+        """Add up the messages of an all-to-all once for all positions."""
+        if op != "all_to_all":
+            return super().by_position(op, ranks, elements)
+        sent, received = [0] * ranks, [0] * ranks
+        for source, target, size in _messages(ranks, elements):
+            sent[source] += size
+            received[target] += size
+        return list(zip(sent, received, strict=True))
+
     def moves(self, op: str, ranks: int) -> Iterator[list[Move]]:
         """Gather from further on; or send forward whatever has this bit left to go."""
         for step in _steps(ranks):
@@ -66,11 +76,21 @@ class Bruck(Algorithm):
             ]
 
     def pattern(self, op: str, ranks: int, cells: Cells | None = None) -> Pattern:
-        """In an all-to-all of equal cells, to the rank 2**k further on as many as distances have bit k."""
-        if op != "all_to_all" or cells is not None:
+        """In an all-to-all, the rank 2**k further on gets the chunks of all distances with bit k."""
+        if op != "all_to_all":
             return super().pattern(op, ranks, cells)
-        far = {step: sum(1 for d in range(ranks) if d & step) for step in _steps(ranks)}
-        return tuple((i, (i + step) % ranks, number) for step, number in far.items() for i in range(ranks))
+        return tuple(_messages(ranks, ranks if cells is None else cells.upto(ranks)))
+
+
+def _messages(ranks: int, elements: int) -> Iterator[tuple[int, int, int]]:
+    """Source, target and size of every message of an all-to-all in which each rank has so many elements."""
+    for step in _steps(ranks):
+        hops = [0] * ranks
+        for far in range(ranks):
+            hops[far - far % step] += bool(far & step)
+        for i, size in enumerate(passing(hops, elements)):
+            if size:
+                yield i, (i + step) % ranks, size
 
 
 def _steps(ranks: int) -> list[int]:

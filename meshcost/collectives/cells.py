@@ -27,6 +27,20 @@ def before_chunk(at: int, ranks: int, elements: int) -> int:
     return at * size + min(at, larger)
 
 
+def passing(hops: Sequence[int], elements: int) -> list[int]:
+    """Elements that pass each rank where ``hops[far]`` messages carry the chunk of the rank ``far`` further on.
+
+    The larger chunks are a stretch of the ring, so that one sum over the hops serves all ranks.
+
+    >>> passing([1, 0, 2], elements=7)  # chunks of 3, 2 and 2 elements
+    [7, 8, 6]
+    """
+    ranks = len(hops)
+    size, larger = divmod(elements, ranks)
+    upto = (0, *accumulate((*hops, *hops)))
+    return [size * sum(hops) + upto[-at % ranks + larger] - upto[-at % ranks] for at in range(ranks)]
+
+
 @dataclass(frozen=True, slots=True)
 class Cells:
     """A buffer in ``count`` cells; ``upto(k)`` are the elements of the first k. Nothing is stored per cell.

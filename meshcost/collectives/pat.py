@@ -8,7 +8,7 @@ from sympy import Integer, floor
 from sympy.functions.elementary.miscellaneous import Min
 
 from meshcost.collectives.algorithm import Algorithm, Form, Move
-from meshcost.collectives.cells import Cells
+from meshcost.collectives.cells import Cells, chunk, passing
 from meshcost.formula import log2_ceiling, power2_floor
 from meshcost.symbols import S, n
 
@@ -63,6 +63,15 @@ class Pat(Algorithm):
         passed = sum(cells[at + far - (far & -far)] for far in range(1, ranks))
         lacking = cells.total - cells[at]
         return (passed, lacking) if op == "all_gather" else (lacking, passed)
+
+    def by_position(self, op: str, ranks: int, elements: int) -> list[tuple[int, int]]:
+        """Count the hops of each chunk once for all positions."""
+        hops = [0] * ranks
+        for far in range(1, ranks):
+            hops[far - (far & -far)] += 1
+        lacking = [elements - chunk(at, ranks, elements) for at in range(ranks)]
+        sides = (passing(hops, elements), lacking)
+        return list(zip(*(sides if op == "all_gather" else sides[::-1]), strict=True))
 
     def moves(self, op: str, ranks: int) -> Iterator[list[Move]]:
         """Hops in order, or in some order back: from rank to rank - low, with the chunks that lie further on."""

@@ -1,5 +1,7 @@
 """Algorithms: the closed form of each one equals what its ranks send when they are counted one by one."""
 
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -68,6 +70,25 @@ def test_the_form_is_what_the_ranks_count_for_any_buffer(
     name: str, op: str, ranks: int, elements: int, item: int
 ):
     check(name, op, ranks, elements, item)
+
+
+@every_case
+@FEW
+@given(ranks=st.integers(2, 60), elements=st.integers(0, 10**6))
+def test_all_positions_together_are_each_by_itself(name: str, op: str, ranks: int, elements: int):
+    algorithm = shelf(name, ranks)
+    elements = 0 if op == "barrier" else elements
+    each = [algorithm.position(op, at, ranks, elements) for at in range(ranks)]
+    assert algorithm.by_position(op, ranks, elements) == each
+
+
+@pytest.mark.parametrize(
+    ("name", "op"), [("pat", "all_gather"), ("pat", "reduce_scatter"), ("bruck", "all_to_all")]
+)
+def test_an_uneven_buffer_over_many_ranks_is_priced_in_bounded_time(name: str, op: str):
+    start = time.perf_counter()
+    ALGORITHMS[name].wire(op, ranks=4096, elements=4096 * 3 + 5, item=2)
+    assert time.perf_counter() - start < 5
 
 
 @every_case
