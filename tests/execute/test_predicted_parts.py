@@ -1,10 +1,14 @@
 """Predicted equals traced, call by call and in order: attention in a ring, experts, and tensor parallelism with the rest."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from meshcost.execute.recording import Recording
 from meshcost.execute.recording_compare import differences, first_out_of_order, text_of
+from meshcost.execute.recording_truth import read_truth
 from meshcost.job import Job, analyze
 
 torch = pytest.importorskip("torch")
@@ -120,12 +124,67 @@ TOGETHER = {
 CASES = {**RINGS, **EXPERTS, **TOGETHER}
 
 
+def steps(asked: Job) -> int:
+    """Steps until one is like the next: stages vote in the first, DistributedDataParallel makes its buckets anew."""
+    if asked.parallel.pipeline.size > 1:
+        return 2
+    return 1 if asked.parallel.data.strategy == "fsdp" else 3
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_predicted_is_traced(name: str):
     asked = CASES[name]
     ledger = analyze(asked)
-    for rank, recording in trace(asked, steps=3).items():
+    for rank, recording in trace(asked, steps=steps(asked)).items():
         predicted, seen = list(ledger.calls(rank)), recording.steady()
         found = differences(predicted, seen, rank=rank)
         assert not found, text_of(found, name)
         assert first_out_of_order(predicted, seen) is None
+
+
+# -- what others recorded on real processes, of attention and of the exchange of tokens alone --------------------------
+
+FILE = json.loads((Path(__file__).parent / "data" / "torch_2_13.json").read_text())
+TOY = {**DENSE, "hidden_size": 256, "num_key_value_heads": 8, "intermediate_size": 688, "vocab_size": 1024}
+ATTENTION = {**TOY, "num_hidden_layers": 1}
+TOKENS = {
+    **TOY,
+    "model_type": "mixtral",
+    "num_hidden_layers": 4,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
+
+
+def recorded(name: str) -> dict[int, Recording]:
+    entry, calls = FILE["recordings"][name], FILE["calls"]
+    ranks = {rank: [calls[number] for number in numbers] for rank, numbers in entry["ranks"].items()}
+    return read_truth({"name": name, "config": {"world": entry["world"]}, "ranks": ranks})
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy", "model", "parallel", "batch", "dtype"),
+    [
+        ("cp4_allgather_lb_fp32", "context", ATTENTION, ring(4, "all_gather"), (512, 1), "fp32"),
+        ("cp4_allgather_lb_bf16", "context", ATTENTION, ring(4, "all_gather"), (512, 1), "bf16"),
+        ("cp4_alltoall_lb_fp32", "context", ATTENTION, ring(4), (512, 1), "fp32"),
+        ("moe_ep4_fake", "expert", TOKENS, {"data": 4, "expert": 4}, (128, 2), "fp32"),
+    ],
+)
+def test_predicted_is_recorded(
+    name: str,
+    strategy: str,
+    model: dict[str, Any],
+    parallel: dict[str, Any],
+    batch: tuple[int, int],
+    dtype: str,
+):
+    sequence, size = batch
+    asked = job(model, parallel, batch=size, precision={"weights": dtype})
+    asked = asked.model_copy(update={"batch": asked.batch.model_copy(update={"sequence": sequence})})
+    ledger = analyze(asked)
+    for rank, recording in recorded(name).items():
+        predicted = [call for call in ledger.calls(rank) if call.strategy == strategy]
+        found = differences(predicted, recording, rank=rank)
+        assert not found, text_of(found, name)
+        assert first_out_of_order(predicted, recording) is None

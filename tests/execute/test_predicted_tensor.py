@@ -97,7 +97,7 @@ CASES: dict[str, Job] = {
 def test_predicted_is_traced(name: str):
     asked = CASES[name]
     ledger = analyze(asked)
-    for rank, recording in trace(asked, steps=2).items():
+    for rank, recording in trace(asked, steps=1).items():
         predicted, seen = list(ledger.calls(rank)), recording.steady()
         found = differences(predicted, seen, rank=rank)
         assert not found, text_of(found, name)
