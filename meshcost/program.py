@@ -8,6 +8,9 @@ from meshcost.schedule import Action, Schedule
 
 Phase = Literal["forward", "backward", "optimizer"]
 
+#: Label of the end of a micro-batch.
+MICRO_BATCH = "micro-batch"
+
 #: Before the first micro-batch, and after the optimizer's update.
 BEGIN, REPORT = "begin", "report"
 
@@ -77,7 +80,7 @@ class Program:
                 left[action.micro_batch] -= 1
                 if not left[action.micro_batch]:
                     for site in dict.fromkeys(("micro_batch", self.end_of(action.stage))):
-                        yield Part(site, "backward", action.micro_batch, "micro-batch")
+                        yield Part(site, "backward", action.micro_batch, MICRO_BATCH)
 
     def end_of(self, stage: int) -> str:
         """Site at the end of a micro-batch. In a bidirectional schedule it went through one stage of two on its rank."""

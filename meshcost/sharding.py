@@ -25,7 +25,7 @@ class ShardGroup:
     the unit, and ``inside_backward`` those backward. ``reshards`` says whether its weights are let go after forward;
     ``part`` how many ranks keep them among them then (0: all). ``scatters``: it has gradients. ``takes_gradient``:
     what enters it needs a gradient, so that torch notices the end of its backward; ``gives_gradient``: what leaves it
-    does.
+    does. ``forward_prefetch`` and ``backward_prefetch`` are places of groups that it was told to gather in advance.
     """
 
     name: str
@@ -39,6 +39,8 @@ class ShardGroup:
     scatters: bool = True
     takes_gradient: bool = True
     gives_gradient: bool = True
+    forward_prefetch: tuple[int, ...] = ()
+    backward_prefetch: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,8 @@ class Machine:
         """Yield the gather before a group is used."""
         yield from self._gather(at)
         self._arrive(at)
+        for other in self.groups[at].forward_prefetch:
+            yield from self._gather(other)
 
     def leave_forward(self, at: int) -> None:
         """Let go of weights after forward, where the group does."""
@@ -106,7 +110,10 @@ class Machine:
         self._arrive(at)
         state = self.states[at]
         state.is_done = False
-        if state.uses and (use := state.uses.pop()) > 0:
+        if told := self.groups[at].backward_prefetch:
+            for other in told:
+                yield from self._gather(other)
+        elif state.uses and (use := state.uses.pop()) > 0:
             yield from self._gather(self.order[use - 1])
 
     def leave_backward(self, at: int) -> Iterator[Call]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from meshcost.program import Part, Program
+from meshcost.program import MICRO_BATCH, Part, Program
 from meshcost.schedule import Action
 from meshcost.sharding import Call, Machine, Sharding
 
@@ -26,10 +26,14 @@ Phase = Literal["forward", "backward"]
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Gradients that are reduced together, once backward has passed the unit at ``ready`` in its stage."""
+    """Gradients that are reduced together, once backward has passed the unit at ``ready`` in its stage.
+
+    ``late``: not before the whole backward has ended.
+    """
 
     name: str
     ready: int
+    late: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,12 +91,13 @@ class TorchProgram(Program):
             begins[labels[0]] = Part(f"begin {stage}", "forward", 0, f"stage {stage}")
             for bucket in self.buckets[stage]:
                 part = Part(f"bucket {bucket.name}", "backward", 0, bucket.name)
-                ready.setdefault(labels[bucket.ready], []).append(part)
+                ready.setdefault(MICRO_BATCH if bucket.late else labels[bucket.ready], []).append(part)
         for part in super().walk(rank):
             if part.phase == "forward" and part.first and part.label in begins:
                 yield begins[part.label]
             yield part
-            if part.phase == "backward" and (part.last or self.buckets_every) and part.unit != "boundary":
+            is_due = part.last or self.buckets_every or part.micro_batch == self.schedule.micro_batches - 1
+            if part.phase == "backward" and is_due and part.unit != "boundary":
                 for call in ready.get(part.label, ()):
                     yield replace(call, micro_batch=part.micro_batch)
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -110,6 +111,24 @@ def shard(part: CausalModel, job: Job, options: TorchOptions, axes: Axes) -> Non
             is_kept = options.keep_last_unit and place == len(units) - 1
             fully_shard(modules, reshard_after_forward=False if is_kept else reshard, **common)
         fully_shard(part, reshard_after_forward=reshard, **common)
+    if options.prefetch == "next_unit":
+        _tell_next(part, [modules[0] for modules in units])
+
+
+def _tell_next(part: CausalModel, units: Sequence[nn.Module]) -> None:
+    """Tell each unit to gather the next one in advance; a block gathers the experts of a block too."""
+    order = list(part.modules())
+    units = sorted(units, key=order.index)
+    for here, there in pairwise(units):
+        assert isinstance(here, FSDPModule)
+        assert isinstance(there, FSDPModule)
+        here.set_modules_to_forward_prefetch(_seen_from(here, there, part))
+        there.set_modules_to_backward_prefetch(_seen_from(there, here, part))
+
+
+def _seen_from(here: nn.Module, unit: nn.Module, part: CausalModel) -> list[Any]:
+    inside = [x for x in unit.modules() if x is not unit and isinstance(x, FSDPModule)]
+    return [unit, *inside] if here in part.blocks else [unit]
 
 
 def _shard_experts(part: CausalModel, common: dict[str, Any], axes: Axes) -> None:

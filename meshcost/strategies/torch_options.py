@@ -31,8 +31,11 @@ class TorchOptions(BaseModel):
     ``units`` are wrapped by fully_shard in this order, the root last; a unit is ``blocks`` (each block on its own),
     ``embedding``, ``norm``, ``head``, the name of a module (with ``*``: each module of such a name), or a list of names
     that form one unit. ``keep_last_unit`` leaves the last of them gathered after its forward. ``reshard_after_forward``
-    goes to every call of fully_shard; null is torch's own rule (all but the root). ``set_requires_gradient_sync`` says
-    after which micro-batches gradients are reduced. ``checkpoint_saves`` lists operations whose results a selective
+    goes to every call of fully_shard; null is torch's own rule (all but the root). ``prefetch``: torch
+    guesses which unit's backward comes next, or each was told to gather the next one, forward and backward
+    (``next_unit``: set_modules_to_forward_prefetch and set_modules_to_backward_prefetch, as torchtitan with experts).
+    ``set_requires_gradient_sync`` says after which micro-batches gradients are reduced.
+    ``checkpoint_saves`` lists operations whose results a selective
     policy saves, so that they are not repeated.
     """
 
@@ -54,6 +57,7 @@ class TorchOptions(BaseModel):
     units: tuple[Unit, ...] = (BLOCKS,)
     keep_last_unit: StrictBool = False
     reshard_after_forward: Reshard | None = None
+    prefetch: Literal["implicit", "next_unit"] = "implicit"
     set_requires_gradient_sync: Literal["every", "last"] | None = None
     set_reshard_after_backward: Literal["every", "last"] = "every"
     set_is_last_backward: StrictBool = False

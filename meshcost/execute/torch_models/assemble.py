@@ -18,6 +18,19 @@ class Shaped:
     weight: Weight
 
 
+class AdaptedLinear(nn.Linear):
+    """A linear that may hold a low-rank adapter: two thin linears beside it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Work on (..., in) and give (..., out)."""
+        y = super().forward(x)
+        if "lora_A" not in self._modules:
+            return y
+        down, up = (self.get_submodule(f"lora_{side}.default") for side in "AB")
+        made: torch.Tensor = y + up(down(x))
+        return made
+
+
 def shaped(model: Model, weights: Iterable[Weight], drop: str = "") -> list[Shaped]:
     """Give the dims of weights their numbers, and drop a prefix of their names."""
     return [
@@ -52,7 +65,7 @@ def _leaf(item: Shaped, bias: bool) -> nn.Module:
         return nn.Embedding(item.shape[0], item.shape[1])
     if len(item.shape) == 1:
         return nn.RMSNorm(item.shape[0])
-    return nn.Linear(item.shape[1], item.shape[0], bias=bias)
+    return AdaptedLinear(item.shape[1], item.shape[0], bias=bias)
 
 
 def _inside(root: nn.Module, path: str, containers: Mapping[str, Callable[[], nn.Module]]) -> nn.Module:

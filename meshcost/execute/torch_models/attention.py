@@ -46,16 +46,17 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Attend over (batch, sequence, width)."""
-        query, key, value = (
-            projection(x).unflatten(-1, (-1, self.head_size))
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        if "q_norm" in self._modules:
-            query, key = self.get_submodule("q_norm")(query), self.get_submodule("k_norm")(key)
+        query, key, value = self._heads("q", x), self._heads("k", x), self._heads("v", x)
         query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
         made = self.core(rotate(query), rotate(key), value)
         result: torch.Tensor = self.o_proj(made.transpose(1, 2).flatten(2))
         return result
+
+    def _heads(self, which: str, x: torch.Tensor) -> torch.Tensor:
+        """Project, split into heads, and normalise each where the family does."""
+        heads: torch.Tensor = self.get_submodule(f"{which}_proj")(x).unflatten(-1, (-1, self.head_size))
+        norm = self._modules.get(f"{which}_norm")
+        return heads if norm is None else norm(heads)
 
 
 class LatentAttention(nn.Module):

@@ -9,8 +9,11 @@ from typing import NamedTuple
 from sympy import Add, Expr
 
 from meshcost.formula import value
+from meshcost.models import Weight
+from meshcost.strategies.data.options import syncs_every
 from meshcost.strategies.data.placed import Placed, placed_weights
 from meshcost.strategies.data.use_order import in_use_order
+from meshcost.strategies.torch_layout import module_of, planned_modules
 from meshcost.strategies.view import View
 from meshcost.units import DTYPE_BYTES
 
@@ -24,10 +27,14 @@ FIRST_MIB, DEFAULT_MIB = 1, 25
 
 
 class Filled(NamedTuple):
-    """Weights whose gradients are reduced together; ``ready`` is the place of the last unit that backward has to pass."""
+    """Weights whose gradients are reduced together; ``ready`` is the place of the last unit that backward has to pass.
+
+    ``late``: some of their gradients arrive only when the whole backward has ended.
+    """
 
     weights: tuple[Placed, ...]
     ready: int
+    late: bool = False
 
 
 def buckets(view: View, stage: int) -> list[Filled]:
@@ -41,18 +48,38 @@ def buckets(view: View, stage: int) -> list[Filled]:
     elif step is not None and step < first_rebuilt(view):
         filled = [tuple(weights)]
     else:
-        filled = list(_fill(view, in_use_order(weights)[::-1], _limits(view)))
+        filled = list(_fill(view, arriving(view, weights), _limits(view)))
     first = min((x.place for x in placed_weights(view.setting, view.program.units, stage)), default=0)
+    late, is_late = late_weights(view), False
     made, ready = [], max((x.place for x in weights), default=0)
     for group in filled:
         # A bucket waits for those before it.
+        is_late |= any(x.weight in late for x in group)
         ready = min(ready, *(x.place for x in group))
-        made.append(Filled(group, ready - first))
+        made.append(Filled(group, ready - first, is_late))
     return made
 
 
+def late_weights(view: View) -> frozenset[Weight]:
+    """Weights that are DTensors: made anew at the beginning of a forward, so that their gradients come all at the end."""
+    if view.mesh.size("tensor") == 1:
+        return frozenset()
+    return frozenset(
+        w for unit in view.units for w in unit.held if module_of(w) in planned_modules(view, unit)
+    )
+
+
+def arriving(view: View, weights: Sequence[Placed]) -> list[Placed]:
+    """Sort weights as their gradients arrive: by use, backwards; DTensors after all others, as registered, backwards."""
+    late = late_weights(view)
+    soon = [item for item in weights if item.weight not in late]
+    return in_use_order(soon)[::-1] + [item for item in weights if item.weight in late][::-1]
+
+
 def first_rebuilt(view: View) -> int:
-    """First step whose buckets follow the order in which gradients arrived."""
+    """First step whose buckets follow the order in which gradients arrived in the first reduction."""
+    if syncs_every(view.setting) and view.program.schedule.micro_batches > 1:
+        return 0
     return 2 if view.setting.torch.static_graph else 1
 
 

@@ -5,6 +5,7 @@ Source   torch.distributed.fsdp.fully_shard: inner calls take their weights firs
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from meshcost.models import Weight
 from meshcost.sharding import Inside, ShardGroup, Sharding
@@ -60,7 +61,31 @@ def wrapped(setting: Setting, units: Units, stage: int) -> list[WrappedGroup]:
         name = f"{ROOT} of stage {stage}" if len(units) > 1 else ROOT
         root = _group(setting, name, list(free.values()), placed, placed)
         ordered.insert(0, _with_rule(setting, root, keeps=_given(setting) is None))
-    return ordered
+    return _told(ordered) if setting.torch.prefetch == "next_unit" else ordered
+
+
+def _told(wrapped: list[WrappedGroup]) -> list[WrappedGroup]:
+    """Let each unit gather the next one in advance with the groups inside it, and going backward the one before."""
+    units: list[list[int]] = []
+    for at, made in enumerate(wrapped):
+        if made.group.name.startswith(ROOT):
+            continue
+        if made.group.inside is None:
+            units.append([at])
+        else:
+            units[-1].append(at)
+    told = list(wrapped)
+    for (here, *_), (there, *_) in pairwise(units):
+        seen, back = _seen_from(wrapped, here, units), _seen_from(wrapped, there, units)
+        told[here] = replace(told[here], group=replace(told[here].group, forward_prefetch=seen[there]))
+        told[there] = replace(told[there], group=replace(told[there].group, backward_prefetch=back[here]))
+    return told
+
+
+def _seen_from(wrapped: list[WrappedGroup], here: int, units: list[list[int]]) -> dict[int, tuple[int, ...]]:
+    """What a unit gathers of another: blocks gather the groups inside a block too, both ends only the block."""
+    is_block = wrapped[here].weights[0].unit == "block"
+    return {unit[0]: tuple(unit if is_block else unit[:1]) for unit in units}
 
 
 def _calls(

@@ -38,9 +38,9 @@ def _buckets(view: View, stage: int) -> Iterator[Bucket]:
     filled = buckets(view, stage)
     if torch.static_graph and torch.step == 0:
         yield Bucket(used_map, filled[0].ready)
-    yield from (Bucket(bucket_name(view, bucket.weights), bucket.ready) for bucket in filled)
+    yield from (Bucket(bucket_name(view, x.weights), x.ready, x.late) for x in filled)
     if torch.find_unused_parameters and not torch.static_graph:
-        yield Bucket(used_map, filled[-1].ready)
+        yield Bucket(used_map, filled[-1].ready, filled[-1].late)
 
 
 def _updates(view: View, stage: int) -> Iterator[str]:
