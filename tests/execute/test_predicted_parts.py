@@ -131,7 +131,30 @@ def steps(asked: Job) -> int:
     return 1 if asked.parallel.data.strategy == "fsdp" else 3
 
 
-@pytest.mark.parametrize("name", CASES)
+#: Cases of which others tell most: not between two edits.
+SLOW = frozenset(
+    (
+        "ring",
+        "gathered by option",
+        "not balanced",
+        "frozen first block",
+        "experts",
+        "experts in bf16",
+        "experts on context ranks",
+        "experts on stages",
+        "frozen block with experts",
+        "experts and replicas",
+        "shards and replicas",
+        "shards of ends",
+        "stages",
+        "with stages",
+        "shards on one rank",
+    )
+)
+NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in CASES]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_predicted_is_traced(name: str):
     asked = CASES[name]
     ledger = analyze(asked)

@@ -93,7 +93,29 @@ CASES: dict[str, Job] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+#: Cases of which others tell most: not between two edits.
+SLOW = frozenset(
+    (
+        "on four ranks",
+        "sequence",
+        "vocabulary",
+        "sequence and loss split the vocabulary too",
+        "tied, plain",
+        "biases",
+        "biases of Qwen",
+        "recompute, plain",
+        "bf16 that is stored in fp32",
+        "Adam",
+        "Adam, for each",
+        "SGD, one by one",
+        "frozen embedding",
+        "prepared, frozen embedding and first norm",
+    )
+)
+NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in CASES]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_predicted_is_traced(name: str):
     asked = CASES[name]
     ledger = analyze(asked)

@@ -32,24 +32,32 @@ LAYOUTS = {
     ],
     "scalars": [(DENSE, {"data": {"strategy": "fsdp", "size": 4}})],
 }
+#: What torch has of it.
+TORCH_LAYOUTS = {
+    **{axis: LAYOUTS[axis] for axis in ("tensor", "scalars", "expert")},
+    "context": [layout for layout in LAYOUTS["context"] if layout[1]["context"]["method"] != "ulysses"],
+}
 STRATEGIES = {"data": {"ddp", "zero1", "zero2", "zero3", "fsdp"}}
 
 
-def claimed(axis: str) -> set[str]:
+def claimed(axis: str, framework: str) -> set[str]:
     """Operations named between Calls and the next heading of a docstring."""
-    text = import_module(f"meshcost.strategies.{axis}.textbook").__doc__ or ""
+    text = import_module(f"meshcost.strategies.{axis}.{framework}").__doc__ or ""
     calls = re.search(r"^Calls(.*?)^(?:Sends|Assumes)", text, re.DOTALL | re.MULTILINE)
-    assert calls is not None, f"{axis}/textbook.py has no Calls in its docstring."
+    assert calls is not None, f"{axis}/{framework}.py has no Calls in its docstring."
     return {op for op in OPERATIONS if re.search(rf"\b{op}\b", calls[1])}
 
 
-@pytest.mark.parametrize("axis", LAYOUTS)
-def test_a_strategy_calls_what_its_docstring_claims(axis: str) -> None:
+@pytest.mark.parametrize(
+    ("framework", "axis"),
+    [*(("textbook", axis) for axis in LAYOUTS), *(("torch", axis) for axis in TORCH_LAYOUTS)],
+)
+def test_a_strategy_calls_what_its_docstring_claims(framework: str, axis: str) -> None:
     names = STRATEGIES.get(axis, {axis})
     found = {
         event.op
-        for model, parallel in LAYOUTS[axis]
-        for event in mc.analyze(mc.Job(model=model, parallel=parallel, batch=BATCH))
+        for model, parallel in (LAYOUTS if framework == "textbook" else TORCH_LAYOUTS)[axis]
+        for event in mc.analyze(mc.Job(model=model, framework=framework, parallel=parallel, batch=BATCH))
         if event.strategy in names
     }
-    assert found == claimed(axis)
+    assert found == claimed(axis, framework)
