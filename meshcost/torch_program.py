@@ -88,7 +88,8 @@ class TorchProgram(Program):
         begins: dict[str, Part] = {}
         for stage in self.schedule.hosted(rank):
             labels = [label for _, label in self.labelled(stage)]
-            begins[labels[0]] = Part(f"begin {stage}", "forward", 0, f"stage {stage}")
+            if labels:
+                begins[labels[0]] = Part(f"begin {stage}", "forward", 0, f"stage {stage}")
             for bucket in self.buckets[stage]:
                 part = Part(f"bucket {bucket.name}", "backward", 0, bucket.name)
                 ready.setdefault(MICRO_BATCH if bucket.late else labels[bucket.ready], []).append(part)

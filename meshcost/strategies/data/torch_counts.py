@@ -9,7 +9,7 @@ from sympy import Expr, Integer
 
 from meshcost import symbols as sym
 from meshcost.event import Event, Site
-from meshcost.formula import Values
+from meshcost.formula import Number, Values, value
 from meshcost.program import Program
 from meshcost.strategies.view import Draft, View
 
@@ -28,12 +28,13 @@ class Counts:
 
     def place(self, draft: Draft, part: str, order: tuple[int, ...], *, repeat: int = 1) -> Iterator[Event]:
         """Yield the events of a draft that happens whenever the walk passes a part of that name, ``repeat`` times."""
-        found: dict[Expr, list[int]] = {}
+        found: dict[tuple[Expr, Number], list[int]] = {}
         for rank in range(self.view.mesh.stages):
             count = self._formula(rank, part, draft.phase)
             if count != 0:
-                found.setdefault(count, []).append(rank)
-        for count, ranks in found.items():
+                # Stages that hold different numbers of blocks say them with one symbol.
+                found.setdefault((count, value(count, self._values(rank))), []).append(rank)
+        for (count, _), ranks in found.items():
             site = Site(part, order, repeat)
             yield from self.view.at(draft, repeat * count, site, tuple(ranks), self._values(ranks[0]))
 
