@@ -33,7 +33,7 @@ from meshcost.formula import Values
 from meshcost.layout import Parallel
 from meshcost.ledger import Ledger
 from meshcost.mesh import Mesh
-from meshcost.models import Model, freeze, lora, read_model
+from meshcost.models import Model, freeze, lora, read_model, unfused
 from meshcost.price import Pricer
 from meshcost.program import Program
 from meshcost.schedule import Schedule
@@ -179,6 +179,8 @@ class Job(Options):
             model = freeze(model, self.freeze)
         if self.lora is not None:
             model = lora(model, self.lora.rank, self.lora.targets)
+        if self.framework == "torch" and not self.torch.fused_experts:
+            model = unfused(model)
         multiple = self.parallel.pad_vocabulary
         if multiple is not None and sym.V in model.dims:
             step = multiple * self.parallel.tensor.size

@@ -74,6 +74,8 @@ def check(job: Job) -> None:
     ]
     if extra:
         problems.append(f"parallel.{extra[0]}: torch knows nothing of it.")
+    if job.torch.flat_expert_mesh:
+        problems.append("torch.flat_expert_mesh: trace makes no such mesh. Leave it out.")
     if job.parallel.pipeline.size > 1:
         problems += torch_schedule(job.parallel.pipeline.schedule)[1]
     if problems:

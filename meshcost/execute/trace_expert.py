@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from meshcost.execute.torch_models import CausalModel
-from meshcost.execute.torch_models.mlp import Experts, Routed
+from meshcost.execute.torch_models.mlp import Experts, Routed, Work
 from meshcost.execute.trace_world import Axes
 from meshcost.strategies.torch_options import TorchOptions
 
@@ -24,7 +24,8 @@ def spread_experts(part: CausalModel, options: TorchOptions, axes: Axes) -> None
     for module in part.modules():
         if isinstance(module, Routed):
             _share(module.experts, mesh)
-            module.exchange = partial(_exchange, mesh.get_group(), options.exchange_counts)
+            traveller = module.experts if options.exchange_inside else module
+            traveller.exchange = partial(_exchange, mesh.get_group(), options.exchange_counts)
 
 
 def _share(experts: Experts, mesh: DeviceMesh) -> None:
@@ -35,7 +36,12 @@ def _share(experts: Experts, mesh: DeviceMesh) -> None:
         experts.register_parameter(name, nn.Parameter(whole, requires_grad=weight.requires_grad))
 
 
-def _exchange(group: dist.ProcessGroup, counts: bool, experts: Experts, slots: torch.Tensor) -> torch.Tensor:
+def _exchange(
+    group: dist.ProcessGroup,
+    counts: bool,
+    experts: Work,
+    slots: torch.Tensor,
+) -> torch.Tensor:
     """Send every expert its slots, let it work, and send them back. Slots are (experts, capacity, width)."""
     ranks, (number, capacity, width) = group.size(), slots.shape
     if counts:

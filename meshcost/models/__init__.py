@@ -10,6 +10,7 @@ lora(model, 16, ["q_proj"])        the same, frozen, with adapters
 from meshcost.models.model import Attention, Kind, Model, Region, Weight, total
 from meshcost.models.reading import catalogue, families, read_model
 from meshcost.models.trainable import freeze, lora
+from meshcost.models.unfused import unfused
 
 from_module = Model.from_module
 
@@ -26,4 +27,5 @@ __all__ = [
     "lora",
     "read_model",
     "total",
+    "unfused",
 ]

@@ -35,8 +35,11 @@ class TorchOptions(BaseModel):
     guesses which unit's backward comes next, or each was told to gather the next one, forward and backward
     (``next_unit``: set_modules_to_forward_prefetch and set_modules_to_backward_prefetch, as torchtitan with experts).
     ``set_requires_gradient_sync`` says after which micro-batches gradients are reduced.
-    ``checkpoint_saves`` lists operations whose results a selective
-    policy saves, so that they are not repeated.
+    ``fused_experts``: gate and up projections of experts are one weight, as in Transformers, or two, as in torchtitan.
+    ``exchange_inside``: tokens travel within the module of the experts, so that its weights are gathered before.
+    ``flat_expert_mesh``: ranks of the mesh of experts also form a mesh of one dim, over which DTensor then takes the
+    norm of their gradients in one call (torchtitan without tensor parallelism). ``checkpoint_saves`` lists operations
+    whose results a selective policy saves, so that they are not repeated.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -73,7 +76,10 @@ class TorchOptions(BaseModel):
     rotate_method: Literal["allgather", "alltoall"] | None = None
     load_balance: StrictBool = True
     # expert parallel
+    fused_experts: StrictBool = True
+    flat_expert_mesh: StrictBool = False
     exchange_counts: StrictBool = True
+    exchange_inside: StrictBool = False
     # the step
     optimizer: Literal["AdamW", "Adam", "SGD"] | None = "AdamW"
     foreach: StrictBool | None = None

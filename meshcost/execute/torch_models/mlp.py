@@ -7,8 +7,11 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-#: Slots of all experts (experts, capacity, width) -> what the experts made of them, in the same places.
-Exchange = Callable[["Experts", torch.Tensor], torch.Tensor]
+#: Slots of some experts (experts, capacity, width) -> what these made of them, in the same places.
+Work = Callable[[torch.Tensor], torch.Tensor]
+
+#: Brings slots of all experts to where these are, lets them work, and brings back what they made.
+Exchange = Callable[[Work, torch.Tensor], torch.Tensor]
 
 
 class GatedMlp(nn.Module):
@@ -24,27 +27,38 @@ class GatedMlp(nn.Module):
         return result
 
 
-class Experts(nn.Module):
-    """Experts stored together: ``gate_up_proj`` (experts, 2 f, h) and ``down_proj`` (experts, h, f)."""
+def stay(experts: Work, slots: torch.Tensor) -> torch.Tensor:
+    """All experts are here."""
+    return experts(slots)
 
-    gate_up_proj: nn.Parameter
+
+class Experts(nn.Module):
+    """Experts stored together: ``gate_up_proj`` (experts, 2 f, h) and ``down_proj`` (experts, h, f).
+
+    ``gate_proj`` and ``up_proj`` (experts, f, h) may stand in place of the first.
+    """
+
     down_proj: nn.Parameter
 
+    def __init__(self) -> None:
+        """Let nothing travel; weights are registered from outside."""
+        super().__init__()
+        self.exchange: Exchange = stay
+
     def forward(self, slots: torch.Tensor) -> torch.Tensor:
-        """Let each expert work on its slots: (experts held here, capacity, width)."""
-        up, down = (_local(weight) for weight in (self.gate_up_proj, self.down_proj))
-        gate, value = torch.bmm(slots, up.transpose(1, 2)).chunk(2, dim=-1)
+        """Let each expert work on its slots, (experts, capacity, width), wherever these have to travel."""
+        return self.exchange(self.work, slots)
+
+    def work(self, slots: torch.Tensor) -> torch.Tensor:
+        """Let each expert that is held here work on its slots: (experts held here, capacity, width)."""
+        *into, down = (_local(weight) for _, weight in self.named_parameters())
+        made = [torch.bmm(slots, weight.transpose(1, 2)) for weight in into]
+        gate, value = made if len(made) == 2 else made[0].chunk(2, dim=-1)
         return torch.bmm(functional.silu(gate) * value, down.transpose(1, 2))
 
 
 def _local(weight: torch.Tensor) -> torch.Tensor:
     return weight.to_local() if isinstance(weight, DTensor) else weight
-
-
-def stay(experts: Experts, slots: torch.Tensor) -> torch.Tensor:
-    """All experts are here."""
-    made: torch.Tensor = experts(slots)
-    return made
 
 
 class Routed(nn.Module):

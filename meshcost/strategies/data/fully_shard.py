@@ -196,9 +196,9 @@ def _inside(setting: Setting, members: Sequence[Placed], stage: Sequence[Placed]
     for number, region in enumerate(kind.regions):
         if _works_in(region.name, members):
             experts = all(x.weight.group == "expert" for x in members)
-            return (
-                ((0, number, INSIDE), (0, number, INSIDE + 1)) if experts else ((0, number), (0, number, 99))
-            )
+            if experts and not setting.torch.exchange_inside:
+                return (0, number, INSIDE), (0, number, INSIDE + 1)
+            return (0, number), (0, number, 99)
     return None
 
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from sympy import Integer
 
-from meshcost.event import Event, Site
+from meshcost.event import Event, Phase, Site
 from meshcost.program import BEGIN, REPORT
-from meshcost.strategies.scalars.options import Scalars
+from meshcost.strategies.scalars.options import Reported, Scalars
 from meshcost.strategies.view import Draft, Stage, View
 from meshcost.units import DTYPE_BYTES
 
@@ -39,24 +39,21 @@ def events(scalars: Scalars, view: View) -> Iterator[Event]:
 
 def reported(scalars: Scalars, view: View) -> Iterator[Event]:
     """Yield the numbers that a training loop adds up before its first micro-batch and after its update."""
-    everywhere = tuple(range(view.mesh.stages))
-    for dtypes, site, phase in (
-        (scalars.at_start, BEGIN, "forward"),
-        (scalars.at_end, REPORT, "optimizer"),
-    ):
-        for number, dtype in enumerate(dtypes):
-            draft = Draft(
-                "scalars",
-                "all_reduce",
-                ("data", "context", "replicate"),
-                "forward" if phase == "forward" else "optimizer",
-                Integer(int(DTYPE_BYTES[dtype])),
-                dtype,
-                "a number that the training loop reports"
-                if site == REPORT
-                else "a number that it counts first",
-            )
-            yield from view.at(draft, Integer(1), Site(site, (number,)), everywhere, view.values)
+    for number, told in enumerate(scalars.at_start):
+        yield from _reported(
+            view, told, "forward", "count before the first micro-batch", Site(BEGIN, (number,))
+        )
+    for number, told in enumerate(scalars.at_end):
+        yield from _reported(
+            view, told, "optimizer", "report at the end of the step", Site(REPORT, (number,))
+        )
+
+
+def _reported(view: View, told: Reported, phase: Phase, why: str, site: Site) -> Iterator[Event]:
+    dtype, count = (told, 1) if isinstance(told, str) else told
+    payload = Integer(count * int(DTYPE_BYTES[dtype]))
+    draft = Draft("scalars", "all_reduce", ("data", "context", "replicate"), phase, payload, dtype, why)
+    yield from view.at(draft, Integer(1), site, tuple(range(view.mesh.stages)), view.values)
 
 
 def _norm(view: View, stage: Stage, axes: tuple[str, ...], what: str) -> Iterator[Event]:

@@ -79,6 +79,9 @@ def _norms(view: View, stage: Stage) -> Iterator[Event]:
         for dims, number in _meshes(view, unit).items():
             numbers.setdefault(dims, []).append(unit.blocks * number)
     dtype, size = stored_in(view)
+    if view.setting.torch.flat_expert_mesh:
+        # Who makes such a mesh, torchtitan, also takes the norm of experts before that of all others.
+        numbers = dict(sorted(numbers.items(), key=lambda item: ("expert_data", "expert") not in item[0]))
     for place, (dims, found) in enumerate(numbers.items()):
         for dim, axes in enumerate(dims):
             draft = _draft(axes, "optimizer", size * Add(*found), "add up the norms of all gradients", dtype)
@@ -100,6 +103,8 @@ def _mesh(view: View, weight: Weight, *, is_planned: bool) -> Dims:
     """Axes along which a weight is a part of the whole, or lies beside parts on the same device mesh."""
     if weight.group == "expert" and view.setting.experts_apart:
         dims: Dims = (("expert_data",), ("expert",))
+        if view.setting.torch.flat_expert_mesh and shards_weights(view):
+            return (("expert_data", "expert"),)
     elif replicates(view):
         return ()
     else:
