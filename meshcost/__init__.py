@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from meshcost.collectives import ALGORITHMS, Algorithm
     from meshcost.difference import Difference
     from meshcost.errors import (
+        ExecutionError,
         FormulaError,
         JobError,
         LedgerError,
@@ -53,6 +54,7 @@ __all__ = [
     "Cluster",
     "Difference",
     "Event",
+    "ExecutionError",
     "FormulaError",
     "Job",
     "JobError",
@@ -88,6 +90,7 @@ _HOMES = MappingProxyType(
             "meshcost.clusters": ("Cluster", "read_cluster"),
             "meshcost.collectives": ("ALGORITHMS", "Algorithm"),
             "meshcost.errors": (
+                "ExecutionError",
                 "FormulaError",
                 "JobError",
                 "LedgerError",

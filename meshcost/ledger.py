@@ -228,4 +228,4 @@ def _row(event: Event) -> dict[str, Any]:
     row |= {
         name: sums[name] for name in ("sent_bytes", "received_bytes", "intra_node_bytes", "inter_node_bytes")
     }
-    return row | {"payload": pretty(event.payload), "calls": pretty(event.count)}
+    return row | {"formula_payload": pretty(event.payload), "formula_count": pretty(event.count)}

@@ -15,6 +15,7 @@ from meshcost.errors import FormulaError, LedgerError
 from meshcost.event import CLUSTER, OPERATIONS, Event, Phase, Price, Site
 from meshcost.formula import bind, parse, pretty
 from meshcost.ledger import Ledger
+from meshcost.listing import listed
 from meshcost.mesh import EXPERT_AXES, Mesh
 from meshcost.program import Program
 from meshcost.schedule import PLACEMENT, Schedule
@@ -90,6 +91,8 @@ class _Event(_Record):
     pairs: tuple[tuple[Natural, ...], ...] = ()
     shift: int = 0
     split: Natural = 0
+    number: Natural
+    event: Text
 
 
 class _Mesh(_Record):
@@ -129,12 +132,13 @@ class _Ledger(_Record):
 def to_dict(ledger: Ledger) -> dict[str, Any]:
     """Write a priced ledger as JSON values."""
     schedule = ledger.program.schedule
+    numbered = {id(event): {"number": number, "event": name} for number, name, event in listed(ledger)}
     return {
         "meshcost": FORMAT,
         "about": dict(ledger.about),
         "world_size": ledger.mesh.world_size,
         "totals": _totals(ledger),
-        "events": [_event(event) for event in ledger],
+        "events": [_event(event) | numbered[id(event)] for event in ledger],
         "mesh": {
             "axes": dict(ledger.mesh.axes),
             "expert": dict(ledger.mesh.expert) if ledger.mesh.expert else None,
@@ -235,6 +239,11 @@ def from_dict(data: Any) -> Ledger:
     program = _read_program(record.program, mesh)
     events = tuple(_read_event(i, item, mesh) for i, item in enumerate(record.events))
     ledger = Ledger(events, mesh, program, record.about)
+    places = {id(event): place for place, event in enumerate(ledger)}
+    for number, name, event in listed(ledger):
+        stated = record.events[places[id(event)]]
+        if (stated.number, stated.event) != (number, name):
+            raise LedgerError(f"events.{places[id(event)]}: it is listed as {number}, {name}.")
     if _totals(ledger) != record.totals:
         raise LedgerError("totals: they are not the sums of the events.")
     return ledger

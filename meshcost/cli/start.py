@@ -29,7 +29,7 @@ def init(
         raise MeshcostError(
             f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}."
         ) from None
-    write([f"{path} is written. Next: meshcost analyze {path}\n"])
+    write([f"{path} is written (meshcost init - prints it instead). Next: meshcost analyze {path}\n"])
 
 
 def schema() -> None:

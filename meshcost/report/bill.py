@@ -10,6 +10,7 @@ from meshcost.errors import LedgerError
 from meshcost.event import BETWEEN, CLUSTER, INSIDE, Event, Totals, by_link
 from meshcost.ledger import KEYS, Ledger
 from meshcost.ledger_json import cluster
+from meshcost.listing import listed
 from meshcost.timing import seconds
 
 
@@ -67,7 +68,9 @@ class Bill:
         return sum(event.calls * seconds(event, self.cluster) for event in events)
 
     def seconds_by(self, by: str) -> dict[str, float | None]:
-        """Time of the payer's calls, added up as ``groups`` adds up bytes."""
+        """Time of the payer's calls, added up as ``groups`` adds up bytes; nothing by link or stage, or without speeds."""
+        if not self.timed or by not in KEYS:
+            return {}
         sums: dict[str, list[Event]] = {}
         for event in self._own_events():
             sums.setdefault(KEYS[by](event), []).append(event)
@@ -94,11 +97,9 @@ class Bill:
     @cached_property
     def lines(self) -> tuple[Line, ...]:
         """Events, sorted: strategies that send most first, then by what one event sends, then as they happen."""
-        events = ordered(self.ledger)
-        named = zip(range(1, len(events) + 1), names(events), events, strict=True)
         return tuple(
             Line(number, name, event, self._pays(event))
-            for number, name, event in named
+            for number, name, event in listed(self.ledger)
             if self.whole or self.payer_stage in event.stages
         )
 
@@ -156,28 +157,3 @@ class Bill:
         if self.whole:
             return self.ledger.group("stage")
         return {str(self.payer_stage): self.totals}
-
-
-def ordered(ledger: Ledger) -> tuple[Event, ...]:
-    """Sort the events of a ledger as every list of them is shown."""
-    weight = {event.strategy: 0 for event in ledger}
-    for event in ledger:
-        weight[event.strategy] += _moved(event.totals)
-    return tuple(
-        sorted(ledger, key=lambda event: (-weight[event.strategy], event.strategy, -_moved(event.totals)))
-    )
-
-
-def _moved(totals: Totals) -> int:
-    return max(totals.sent_bytes, totals.received_bytes)
-
-
-def names(events: tuple[Event, ...]) -> list[str]:
-    """Name events so that a person can ask for one: strategy, operation and phase; ``.2``, ``.3`` where that repeats."""
-    seen: dict[str, int] = {}
-    found = []
-    for event in events:
-        name = f"{event.strategy}.{event.op}.{event.phase}"
-        seen[name] = seen.get(name, 0) + 1
-        found.append(name if seen[name] == 1 else f"{name}.{seen[name]}")
-    return found

@@ -40,6 +40,9 @@ def as_dict(bill: Bill, by: str | None = None) -> dict[str, Any]:
         return bill.ledger.to_dict() | _seconds(bill)
     part = bill.ledger.at_stage(bill.payer_stage).to_dict()
     part |= _payer(bill) | {"totals": bill.totals.as_dict()} | _seconds(bill)
+    numbers = {id(line.event): {"number": line.number, "event": line.name} for line in bill.lines}
+    events = bill.ledger.at_stage(bill.payer_stage)
+    part["events"] = [row | numbers[id(event)] for event, row in zip(events, part["events"], strict=True)]
     if bill.rank is not None:
         part["events"] = [
             written
@@ -48,7 +51,7 @@ def as_dict(bill: Bill, by: str | None = None) -> dict[str, Any]:
                 "one_call": written["one_call"]
                 | _wire(bill.ledger.paid(replace(event, count=Integer(1)), bill.rank))
             }
-            for event, written in zip(bill.ledger.at_stage(bill.payer_stage), part["events"], strict=True)
+            for event, written in zip(events, part["events"], strict=True)
         ]
     part["totals"] |= {
         f"by_{key}": {name: sums.as_dict() for name, sums in bill.groups(key).items()}
@@ -99,12 +102,13 @@ def _sums(bill: Bill, by: str) -> dict[str, Any]:
 
 def group_rows(bill: Bill, by: str) -> list[dict[str, Any]]:
     """One row for each group, its name under the key that it is grouped by."""
-    shown, cluster = _LINK if by == "link" else _TOTALS, bill.together(by)
+    shown, cluster, times = _LINK if by == "link" else _TOTALS, bill.together(by), bill.seconds_by(by)
     return [
         {
             by: name,
             **{key: number for key, number in sums.as_dict().items() if key in shown},
             **cluster.get(name, {}),
+            **({"seconds": times[name]} if name in times else {}),
         }
         for name, sums in bill.groups(by).items()
     ]
@@ -161,19 +165,25 @@ def as_markdown(bill: Bill, by: str | None = None) -> str:
     """The events, or sums ``by`` something, as a Markdown table with the totals in its last row."""
     events = by in (None, "event")
     rows = event_rows(bill) if events else group_rows(bill, str(by))
-    columns = _MARKDOWN_COLUMNS if events else tuple(rows[0]) if rows else (str(by), *_TOTALS)
+    timed = ("seconds",) if bill.timed else ()
+    columns = (*_MARKDOWN_COLUMNS, *timed) if events else tuple(rows[0]) if rows else (str(by), *_TOTALS)
     table = markdown_text(columns, [{key: row[key] for key in columns} for row in rows])
     if by == "stage":
         return table
     sums = _totals(bill)
-    last = {"count": sums["calls"], **sums, columns[1 if events else 0]: f"**{bill.payer}**"}
+    last = {
+        "count": sums["calls"],
+        "seconds": bill.total_seconds,
+        **sums,
+        columns[1 if events else 0]: f"**{bill.payer}**",
+    }
     last.pop("payload_bytes" if events else "", None)
     return table + _markdown_row([last.get(key, "") for key in columns])
 
 
 def markdown_text(columns: Sequence[str], rows: Sequence[Row]) -> str:
     """Write rows as a Markdown table; columns of whole numbers are aligned to the right."""
-    numeric = {key for key in columns if rows and all(isinstance(row[key], int) for row in rows)}
+    numeric = {key for key in columns if rows and all(isinstance(row[key], int | float) for row in rows)}
     head = _markdown_row(columns) + _markdown_row(["---:" if key in numeric else "---" for key in columns])
     return head + "".join(_markdown_row([row[key] for key in columns]) for row in rows)
 

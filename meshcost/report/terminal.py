@@ -243,35 +243,42 @@ def _closing(bill: Bill) -> Iterator[Text]:
         + (" Sums count only what that one rank calls, not the rows of other stages." if staged else ""),
         style="dim",
     )
-    if bill.timed and bill.cluster is not None:
-        yield Text(f"Time: on {bill.cluster.name}. {CAVEAT} {AS_NCCL}", style="dim")
+    yield from _on_time(bill)
     yield Text("The formula behind a row: meshcost explain JOB NUMBER", style="dim")
 
 
+def _on_time(bill: Bill) -> Iterator[Text]:
+    if bill.timed and bill.cluster is not None:
+        yield Text(f"Time: on {bill.cluster.name}. {CAVEAT} {AS_NCCL}", style="dim")
+
+
 def _groups(bill: Bill, by: str, signs: Glyphs, width: int, *, exact: bool) -> Iterator[Text]:
-    groups, cluster = bill.groups(by), bill.together(by)
+    groups, cluster, times = bill.groups(by), bill.together(by), bill.seconds_by(by)
     links = by == "link"
-    grid = Grid(_group_columns(by, cluster=bool(cluster)), signs.line)
+    grid = Grid(_group_columns(by, cluster=bool(cluster), timed=bool(times)), signs.line)
     for name, sums in groups.items():
-        grid.row(*_group_cells(bill, name, sums, cluster.get(name, {}), links=links, exact=exact))
+        time = (words.seconds(times[name]),) if times else ()
+        grid.row(*_group_cells(bill, name, sums, cluster.get(name, {}), links=links, exact=exact), *time)
     if by != "stage":
         grid.line()
         everything = bill.all_together
         cells = _group_cells(bill, bill.payer, bill.totals, everything, links=links, exact=exact)
-        grid.row(*cells, style=_TOTAL)
+        grid.row(*cells, *((words.seconds(bill.total_seconds),) if times else ()), style=_TOTAL)
     yield from grid.fit(width)
     yield Text("")
     if by == "stage":
         yield Text("Each row is one rank of that stage; shares are of the busiest.", style="dim")
     if cluster:
         yield Text(_ALL_RANKS if links else _ALL_BETWEEN, style="dim")
+    if times:
+        yield from _on_time(bill)
 
 
 _ALL_RANKS = "All ranks: what all of them send together; the rest is of one rank."
 _ALL_BETWEEN = "All between: bytes between nodes, of all ranks together; the rest is of one rank."
 
 
-def _group_columns(by: str, *, cluster: bool) -> list[Column]:
+def _group_columns(by: str, *, cluster: bool, timed: bool) -> list[Column]:
     links = by == "link"
     every = [
         Column({"op": "operation"}.get(by, by), least=12),
@@ -283,6 +290,7 @@ def _group_columns(by: str, *, cluster: bool) -> list[Column]:
         Column("inside", "right", drop=4, style=_INSIDE),
         Column("between", "right", drop=4, style=_BETWEEN),
         *([Column("all ranks" if links else "all between", "right", drop=3)] if cluster else []),
+        *([Column("time", "right", drop=2)] if timed else []),
     ]
     return [x for x in every if not links or x.title in ("link", "calls", "sent", "share", "all ranks")]
 

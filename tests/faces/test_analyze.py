@@ -163,6 +163,26 @@ def test_csv_of_one_rank_has_what_that_rank_sends(run: Run, jobs: Jobs, ledgers:
         assert sent == ledgers["uneven"].rank_totals(rank).sent_bytes
 
 
+def test_seconds_are_in_every_format(run: Run, jobs: Jobs):
+    timed = ("analyze", jobs["dense"], "--cluster", "h100-dgx")
+    data = json.loads(run(*timed, "--format", "json").out)
+    stage, total = str(data["totals"]["busiest_stage"]), data["seconds"]["total"]
+    for by in ((), ("--by", "op")):
+        rows = csv.DictReader(io.StringIO(run(*timed, *by, "--format", "csv").out))
+        own = [float(row["seconds"]) for row in rows if stage in row.get("stages", stage).split()]
+        assert sum(own) == pytest.approx(total)
+        assert f"| {total} |" in run(*timed, *by, "--format", "markdown").out.splitlines()[-1]
+        assert "nothing is hidden" in run(*timed, *by).out
+
+
+@pytest.mark.parametrize("part", [(), ("--stage", 1), ("--rank", 0)])
+def test_json_has_the_number_and_name_that_explain_takes(run: Run, jobs: Jobs, part: tuple[object, ...]):
+    for event in written(run, jobs["dense"], *part)["events"]:
+        for asked in (event["number"], event["event"]):
+            found = json.loads(run("explain", jobs["dense"], asked, "--format", "json").out)
+            assert (found["number"], found["why"]) == (event["number"], event["why"])
+
+
 def test_markdown_is_one_table(run: Run, jobs: Jobs, ledgers: dict[str, Ledger]):
     done = run("analyze", jobs["dense"], "--format", "markdown")
     rows = done.out.splitlines()

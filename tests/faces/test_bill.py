@@ -10,8 +10,9 @@ import pytest
 from meshcost.errors import LedgerError
 from meshcost.event import Totals
 from meshcost.ledger import Ledger
+from meshcost.listing import names, ordered
 from meshcost.report import words
-from meshcost.report.bill import Bill, names, ordered
+from meshcost.report.bill import Bill
 from meshcost.report.grid import Column, Grid
 from meshcost.report.html import bill as html
 from meshcost.report.terminal import Shown, bill

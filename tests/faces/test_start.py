@@ -132,7 +132,13 @@ def test_a_path_can_be_analyzed_at_once(jobs: Jobs):
 
 
 def test_errors_are_one_family(jobs: Jobs):
-    for kind in (mc.FormulaError, mc.JobError, mc.LedgerError, mc.ModelError, mc.UnknownAlgorithm):
+    tree = [
+        kind for kind in vars(mc.errors).values() if isinstance(kind, type) and issubclass(kind, Exception)
+    ]
+    assert len(tree) > 6
+    for kind in tree:
         assert issubclass(kind, mc.MeshcostError)
+        assert getattr(mc, kind.__name__) is kind
+        assert kind.__name__ in mc.__all__
     with pytest.raises(mc.MeshcostError):
         mc.load("no-such.yaml")

@@ -359,7 +359,8 @@ def without_formulas(data):
     plain = json.loads(json.dumps(data))
     plain["mesh"].setdefault("expert", None)
     plain["events"] = [
-        {"runs": [], "pairs": [], "shift": 0, **event, "formula": None} for event in plain["events"]
+        {"runs": [], "pairs": [], "shift": 0, "split": 0, **event, "formula": None}
+        for event in plain["events"]
     ]
     return plain
 
