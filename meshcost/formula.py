@@ -196,7 +196,7 @@ class ones_below(_Count):  # noqa: N801
 #: Functions that formulas use beyond SymPy's, by name.
 COUNTS = {x.__name__: x for x in (log2_ceiling, power2_floor, ones_below)}
 _FUNCTIONS = {"ceiling": ceiling, "floor": floor, "Max": Max, "Min": Min, **COUNTS}
-_LONGEST = 20_000
+_LONGEST, _HIGHEST_POWER = 20_000, 64
 
 
 def parse(text: str) -> Expr:
@@ -227,8 +227,8 @@ def _build(node: ast.AST) -> Expr:
             return ALPHABET[name]
         case ast.UnaryOp(op=ast.USub()) | ast.BinOp(op=ast.Mult() | ast.Div()):
             return Mul(*_factors(node))
-        case ast.BinOp(left=ast.Name() as base, op=ast.Pow(), right=ast.Constant(value=int() as power)) if (
-            power < 65
+        case ast.BinOp(left=base, op=ast.Pow(), right=ast.Constant(value=int() as power)) if (
+            0 <= power <= _HIGHEST_POWER and not any(isinstance(part, ast.Pow) for part in ast.walk(base))
         ):
             return _build(base) ** power
         case ast.BinOp(left=left, op=ast.Add(), right=right):

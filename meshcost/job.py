@@ -51,6 +51,7 @@ from meshcost.strategies.data.torch_steps import torch_program
 from meshcost.strategies.expert.options import routed_experts
 from meshcost.strategies.setting import Size
 from meshcost.strategies.torch_options import TorchOptions
+from meshcost.strategies.torch_rules import torch_problems
 
 Framework = Literal["textbook", "torch"]
 
@@ -196,6 +197,8 @@ class Job(Options):
         found = list(self.parallel.problems())
         for strategy in setting.parallel.values():
             found.extend(strategy.problems(setting))
+        if self.framework == "torch":
+            found.extend(torch_problems(setting))
         yield from found
         if not found and self.micro_batches > MOST_MICRO_BATCHES:
             yield f"batch: {self.micro_batches} micro-batches are more than {MOST_MICRO_BATCHES}, the most computed here."

@@ -12,12 +12,12 @@ from typing import Literal
 
 from meshcost.errors import JobError
 from meshcost.execute.recording import Recording
-from meshcost.execute.trace_pipeline import torch_schedule
 from meshcost.execute.trace_rank import trace_fake
 from meshcost.execute.trace_real import trace_real
 from meshcost.execute.trace_tensor import refuse_unplanned
 from meshcost.execute.trace_world import quietly
 from meshcost.job import Job
+from meshcost.strategies.torch_rules import torch_problems
 
 Ranks = Literal["one per stage", "all"] | Sequence[int]
 
@@ -61,23 +61,9 @@ def ranks_of(job: Job, ranks: Ranks) -> tuple[int, ...]:
 
 def check(job: Job) -> None:
     """Raise JobError if PyTorch has nothing that does what the job asks."""
-    data = job.parallel.data
-    problems = []
-    if data.strategy == "zero2":
-        problems.append("parallel.data.strategy: torch has no zero2. Choose ddp, zero1 or fsdp.")
-    if job.parallel.context.method == "ulysses" and job.parallel.context.size > 1:
-        problems.append("parallel.context.method: torch has no ulysses. Choose ring or all_gather.")
-    extra = [
-        axis
-        for axis in job.parallel.strategies
-        if axis not in ("data", "tensor", "pipeline", "context", "expert")
-    ]
-    if extra:
-        problems.append(f"parallel.{extra[0]}: torch knows nothing of it.")
+    problems = list(torch_problems(job.setting))
     if job.torch.flat_expert_mesh:
         problems.append("torch.flat_expert_mesh: trace makes no such mesh. Leave it out.")
-    if job.parallel.pipeline.size > 1:
-        problems += torch_schedule(job.parallel.pipeline.schedule)[1]
     if problems:
         raise JobError(problems)
     if job.parallel.tensor.size > 1:

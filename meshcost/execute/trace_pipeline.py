@@ -29,13 +29,6 @@ SCHEDULES: Mapping[str, str] = {
 }
 
 
-def torch_schedule(name: str) -> tuple[Any, list[str]]:
-    """Find the class of a schedule, and say what is wrong if there is none."""
-    if name not in SCHEDULES:
-        return None, [f"parallel.pipeline.schedule: torch has no {name}. Choose {', '.join(SCHEDULES)}."]
-    return getattr(schedules, SCHEDULES[name]), []
-
-
 #: What stages tell each other of their shapes is private to torch, so it is looked up when it is needed.
 _STAGE = "torch.distributed.pipelining.stage"
 
@@ -91,7 +84,7 @@ class Pipeline:
         for stage in stages:
             if isinstance(stage, _LoneStage) and messages is not None:
                 stage.messages, stage.activation = messages, self._activation()
-        kind, _ = torch_schedule(job.parallel.pipeline.schedule)
+        kind = getattr(schedules, SCHEDULES[job.parallel.pipeline.schedule])
         is_single = issubclass(kind, schedules.PipelineScheduleSingle)
         self.schedule = kind(stages[0] if is_single else stages, job.micro_batches, loss_fn=loss_of)
 

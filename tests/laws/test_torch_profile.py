@@ -1,0 +1,75 @@
+"""Laws of the torch profile on any job that torch can run: counts are those of the calls, JSON is the identity."""
+
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import assume, given
+
+from meshcost import testing
+from meshcost.errors import FormulaError, JobError
+from meshcost.formula import parse
+from meshcost.job import Job, analyze
+from meshcost.ledger import Ledger
+
+
+def under_torch(job: Job) -> Job:
+    """The same job under torch; drops it where torch has nothing of the kind."""
+    fields = {name: getattr(job, name) for name in job.model_fields_set}
+    try:
+        return Job(**{**fields, "framework": "torch"})
+    except JobError:
+        assume(False)
+        raise
+
+
+@given(testing.jobs())
+def test_counts_are_those_of_the_calls(drawn: Job):
+    ledger = analyze(under_torch(drawn))
+    for rank in {0, ledger.mesh.world_size // 2, ledger.mesh.world_size - 1}:
+        stage = ledger.mesh.stage(rank)
+        stated, made = Counter[tuple[str, str, int]](), Counter[tuple[str, str, int]]()
+        for event in ledger:
+            if stage in event.stages:
+                stated[event.op, event.phase, event.payload_bytes] += event.calls
+        for call in ledger.calls(rank):
+            made[call.op, call.phase, max(call.in_bytes, call.out_bytes)] += 1
+        assert stated == made
+
+
+@given(testing.jobs())
+def test_json_is_the_identity(drawn: Job):
+    written = analyze(under_torch(drawn)).to_dict()
+    assert Ledger.from_dict(json.loads(json.dumps(written))).to_dict() == written
+
+
+@pytest.mark.parametrize(
+    ("parallel", "torch", "sentence"),
+    [
+        ({"data": {"strategy": "zero2", "size": 8}}, {}, "torch has no zero2"),
+        ({"context": {"size": 2, "method": "ulysses"}}, {}, "torch has no ulysses"),
+        ({"pipeline": {"size": 2, "schedule": "dualpipe"}}, {}, "torch has no dualpipe"),
+        (
+            {"data": {"strategy": "fsdp", "size": 8}},
+            {"reshard_after_forward": 3},
+            "3 does not divide the 8 ranks",
+        ),
+    ],
+)
+def test_what_torch_cannot_do_is_refused(
+    parallel: dict[str, object], torch: dict[str, object], sentence: str
+):
+    with pytest.raises(JobError, match=sentence):
+        Job(
+            model="llama-3-8b",
+            framework="torch",
+            parallel=parallel,
+            torch=torch,
+            batch={"sequence": 8192, "global_batch": 16},
+        )
+
+
+def test_a_power_of_a_sum_is_read_but_no_power_of_a_power():
+    assert str(parse("(c - 1)**2")) == "(c - 1)**2"
+    with pytest.raises(FormulaError, match="not arithmetic"):
+        parse("((c - 1)**60)**60")
