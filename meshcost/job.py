@@ -47,6 +47,8 @@ from meshcost.strategies import (
     View,
     events,
 )
+from meshcost.strategies.data.options import SHARDS_WEIGHTS
+from meshcost.strategies.data.padding import surprises
 from meshcost.strategies.data.torch_steps import torch_program
 from meshcost.strategies.expert.options import routed_experts
 from meshcost.strategies.setting import Size
@@ -206,7 +208,10 @@ class Job(Options):
     @property
     def warnings(self) -> tuple[str, ...]:
         """What can be done, but is hardly meant."""
-        return tuple(x for strategy in self.setting.parallel.values() for x in strategy.warnings())
+        told = [x for strategy in self.setting.parallel.values() for x in strategy.warnings()]
+        if self.framework == "torch" and self.parallel.data.strategy in SHARDS_WEIGHTS:
+            told += surprises(View(self.setting, self.mesh, self.program, self.values))
+        return tuple(told)
 
     @property
     def micro_batches(self) -> int:

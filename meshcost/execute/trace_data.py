@@ -1,6 +1,7 @@
 """Data parallelism as PyTorch does it: DistributedDataParallel, and fully_shard in one dim or two."""
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -13,7 +14,7 @@ from torch import nn
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
@@ -22,6 +23,7 @@ from meshcost.execute.torch_models import CausalModel
 from meshcost.execute.trace_world import Axes
 from meshcost.job import Job
 from meshcost.models import Model
+from meshcost.strategies.data.padding import cut_dim
 from meshcost.strategies.torch_options import BLOCKS, TorchOptions, Unit
 from meshcost.strategies.torch_units import unit_modules
 
@@ -102,6 +104,8 @@ def shard(part: CausalModel, job: Job, options: TorchOptions, axes: Axes) -> Non
     common: dict[str, Any] = {"mesh": mesh}
     if (policy := _policy(job, options)) is not None:
         common["mp_policy"] = policy
+    if options.shard_placement_fn:
+        common["shard_placement_fn"] = _placement(part, job)
     _shard_experts(part, common, axes)
     reshard = _reshard(job, options)
     model = job.setting.model
@@ -113,6 +117,16 @@ def shard(part: CausalModel, job: Job, options: TorchOptions, axes: Axes) -> Non
         fully_shard(part, reshard_after_forward=reshard, **common)
     if options.prefetch == "next_unit":
         _tell_next(part, [modules[0] for modules in units])
+
+
+def _placement(part: CausalModel, job: Job) -> Callable[[nn.Parameter], Shard]:
+    """Find the dim along which each weight is cut."""
+    dims = {}
+    by_name = {weight.name: weight for kind in job.setting.model.kinds for weight in kind.weights}
+    for name, parameter in part.named_parameters():
+        weight = by_name.get(re.sub(r"\.\d+\.", ".{layer}.", name, count=1))
+        dims[id(parameter)] = cut_dim(job.setting, weight) if weight is not None else 0
+    return lambda parameter: Shard(dims[id(parameter)])
 
 
 def _tell_next(part: CausalModel, units: Sequence[nn.Module]) -> None:

@@ -34,6 +34,7 @@ class TorchOptions(BaseModel):
     goes to every call of fully_shard; null is torch's own rule (all but the root). ``prefetch``: torch
     guesses which unit's backward comes next, or each was told to gather the next one, forward and backward
     (``next_unit``: set_modules_to_forward_prefetch and set_modules_to_backward_prefetch, as torchtitan with experts).
+    ``shard_placement_fn`` gives patterns of names of weights the dim along which they are cut, where it is not 0.
     ``set_requires_gradient_sync`` says after which micro-batches gradients are reduced.
     ``fused_experts``: gate and up projections of experts are one weight, as in Transformers, or two, as in torchtitan.
     ``exchange_inside``: tokens travel within the module of the experts, so that its weights are gathered before.
@@ -61,6 +62,9 @@ class TorchOptions(BaseModel):
     keep_last_unit: StrictBool = False
     reshard_after_forward: Reshard | None = None
     prefetch: Literal["implicit", "next_unit"] = "implicit"
+    shard_placement_fn: dict[str, Annotated[int, Field(strict=True, ge=0, le=8)]] = Field(
+        default_factory=dict
+    )
     set_requires_gradient_sync: Literal["every", "last"] | None = None
     set_reshard_after_backward: Literal["every", "last"] = "every"
     set_is_last_backward: StrictBool = False

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from meshcost.strategies.data.options import SHARDS_WEIGHTS
+from meshcost.strategies.data.padding import placement_problems
 from meshcost.strategies.setting import Setting, divisors, one_of
 
 #: Schedules of torch.distributed.pipelining, by the names that they have here.
@@ -25,6 +26,7 @@ def torch_problems(setting: Setting) -> Iterator[str]:
         if axis not in ("data", "tensor", "pipeline", "context", "expert"):
             yield f"parallel.{axis}: torch knows nothing of it. Leave it out."
     yield from _reshard_problems(setting)
+    yield from placement_problems(setting)
 
 
 def _reshard_problems(setting: Setting) -> Iterator[str]:

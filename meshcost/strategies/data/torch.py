@@ -12,16 +12,13 @@ Source   torch.distributed.fsdp.fully_shard, torch 2.13
 from collections.abc import Iterator
 from dataclasses import replace
 
-from sympy import Add, Expr, Mul, ceiling
-
 from meshcost import symbols as sym
 from meshcost.event import Event, Phase
-from meshcost.formula import value
-from meshcost.models import Weight
 from meshcost.strategies.data import torch_replicated as replicated
 from meshcost.strategies.data.buckets import REPLICAS
 from meshcost.strategies.data.fully_shard import WrappedGroup, wrapped
 from meshcost.strategies.data.options import SHARDS_WEIGHTS, DataParallel
+from meshcost.strategies.data.padding import padded
 from meshcost.strategies.data.textbook import DENSE, EXPERTS
 from meshcost.strategies.data.torch_counts import Counts
 from meshcost.strategies.view import Draft, View
@@ -87,26 +84,3 @@ def _group(view: View, name: str, made: WrappedGroup, counts: Counts) -> Iterato
     )
     yield from counts.place(scatter, f"scatter {name}", (0,))
     yield from counts.place(replicas, f"scatter {name}", (1,))
-
-
-def padded(view: View, weights: tuple[Weight, ...], axes: tuple[str, ...]) -> Expr:
-    """Elements of some weights on all ranks of a group together, each padded along its first dim."""
-    ranks = view.axis(*axes)
-    return Add(*(_padded(view, weight, ranks) for weight in weights))
-
-
-def _padded(view: View, weight: Weight, ranks: Expr) -> Expr:
-    elements, rows = view.local(weight), _rows(view, weight)
-    if value(rows / ranks, view.values).denominator == 1:
-        return elements
-    return Mul(ranks, ceiling(rows / ranks), elements / rows)
-
-
-def _rows(view: View, weight: Weight) -> Expr:
-    """Length of a weight's first dim on one rank, before data parallelism."""
-    rows = weight.shape[0]
-    if weight.group == "expert" and view.setting.experts_apart:
-        return rows / view.axis("expert")
-    if weight.shard != 0 or not view.is_split(weight):
-        return rows
-    return (rows - weight.whole) / view.axis("tensor") + weight.whole
