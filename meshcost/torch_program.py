@@ -80,7 +80,7 @@ class TorchProgram(Program):
                     told = self.boundary(
                         rank, action, phase, neighbour, "send" if ops == "send" else "others"
                     )
-                    yield from (replace(part, unit=VOTE) for part in told)
+                    yield from (replace(part, unit=f"{VOTE} {way}", phase="forward") for part in told)
 
     def _with_buckets(self, rank: int) -> Iterator[Part]:
         """Follow each backward part by the buckets that are ready then; a stage's first forward is its ``begin``."""

@@ -34,6 +34,6 @@ def _votes(view: View) -> Iterator[Event]:
             found = neighbours(view.program.schedule, way, receiving=op == "recv")
             for (shift, boundaries), stages in found.items():
                 why = "agree with a neighbouring stage on whether shapes are known"
-                draft = Draft("pipeline", op, ("pipeline",), way, Integer(4), "int32", why, shift=shift)
-                site = Site(VOTE, (0 if op == "recv" else 1,))
+                draft = Draft("pipeline", op, ("pipeline",), "forward", Integer(4), "int32", why, shift=shift)
+                site = Site(f"{VOTE} {way}", (0 if op == "recv" else 1,))
                 yield from view.at(draft, Integer(boundaries), site, stages, view.values)
