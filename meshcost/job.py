@@ -213,6 +213,11 @@ class Job(Options):
             told += surprises(View(self.setting, self.mesh, self.program, self.values))
         return tuple(told)
 
+    def in_one_dtype(self) -> "Job":
+        """The same job with everything in the data type of its weights, as formulas in papers count elements."""
+        fields = {name: getattr(self, name) for name in self.model_fields_set}
+        return Job(**{**fields, "precision": Precision(weights=self.precision.weights)})
+
     @property
     def micro_batches(self) -> int:
         """Micro-batches that one rank computes in a step."""

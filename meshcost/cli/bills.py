@@ -84,7 +84,12 @@ def compare(
     named = jobs_by_name(jobs, frameworks)
     from meshcost.report import comparison
 
-    shown = comparison.compared([(name, bill_of(job)) for name, job in named], stage)
+    notes = [
+        comparison.in_one_dtype(name, job.precision.weights, bill_of(job.in_one_dtype()))
+        for name, job in named
+        if job.framework == "textbook" and job.precision.dtype("reduce") != job.precision.weights
+    ]
+    shown = comparison.compared([(name, bill_of(job)) for name, job in named], stage, notes)
     match form:
         case BillFormat.table:
             show(shown)

@@ -106,8 +106,10 @@ def shard(part: CausalModel, job: Job, options: TorchOptions, axes: Axes) -> Non
         common["mp_policy"] = policy
     if options.shard_placement_fn:
         common["shard_placement_fn"] = _placement(part, job)
-    _shard_experts(part, common, axes)
     reshard = _reshard(job, options)
+    _shard_experts(
+        part, {**common, "reshard_after_forward": None if part_of_ranks(reshard) else reshard}, axes
+    )
     model = job.setting.model
     units = [modules for unit in options.units for modules in _modules(part, model, unit)]
     with _lazy_chunks():
@@ -143,6 +145,11 @@ def _tell_next(part: CausalModel, units: Sequence[nn.Module]) -> None:
 def _seen_from(here: nn.Module, unit: nn.Module, part: CausalModel) -> list[Any]:
     inside = [x for x in unit.modules() if x is not unit and isinstance(x, FSDPModule)]
     return [unit, *inside] if here in part.blocks else [unit]
+
+
+def part_of_ranks(reshard: bool | int | None) -> bool:
+    """Whether weights stay gathered among some ranks only; experts, which have ranks of their own, do not."""
+    return reshard is not None and not isinstance(reshard, bool)
 
 
 def _shard_experts(part: CausalModel, common: dict[str, Any], axes: Axes) -> None:
@@ -185,7 +192,7 @@ def _reshard(job: Job, options: TorchOptions) -> bool | int | None:
 def replicate(part: nn.Module, options: TorchOptions, axes: Axes, *, fake: bool) -> nn.Module:
     """Wrap a model in DistributedDataParallel; experts that other ranks hold in part are left to themselves."""
     group = axes.group("data", "context", "replicate")
-    if group is None:
+    if group is None or group.size() == 1:
         return part
     names = [
         name

@@ -47,6 +47,7 @@ class Comparison:
 
     bills: tuple[tuple[str, Ledger], ...]
     stage: int | None = None
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def stages(self) -> tuple[int, ...]:
@@ -98,15 +99,23 @@ class Comparison:
             "--format json has every line.",
             style="dim",
         )
+        yield from (Text(note, style="dim") for note in self.notes)
 
 
-def compared(bills: Sequence[tuple[str, Ledger]], stage: int | None = None) -> Comparison:
+def compared(
+    bills: Sequence[tuple[str, Ledger]], stage: int | None = None, notes: Sequence[str] = ()
+) -> Comparison:
     """Put bills beside each other. Raises LedgerError for fewer than two, or for a stage that one does not have."""
     if len(bills) < 2:
         raise LedgerError("one bill has nothing beside it: name two jobs, or --frameworks textbook,torch.")
-    comparison = Comparison(tuple(bills), stage)
+    comparison = Comparison(tuple(bills), stage, tuple(notes))
     assert comparison.stages
     return comparison
+
+
+def in_one_dtype(name: str, dtype: str, bill: Ledger) -> str:
+    """Say what a bill comes to where papers' formulas count elements, not bytes of several data types."""
+    return f"{name} with every element in {dtype}, as the formulas of the papers count: {size(bill.totals.sent_bytes)}."
 
 
 def _heading(name: str, ledger: Ledger, stage: int, totals: Totals, signs: Glyphs) -> str:
@@ -188,6 +197,7 @@ def as_dict(shown: Comparison) -> dict[str, Any]:
             }
             for (name, ledger), stage, totals in zip(shown.bills, shown.stages, shown.totals, strict=True)
         ],
+        "notes": list(shown.notes),
         "lines": [
             {
                 **line.kind._asdict(),

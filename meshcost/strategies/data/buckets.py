@@ -9,9 +9,8 @@ from typing import NamedTuple
 from sympy import Add, Expr
 
 from meshcost.formula import value
-from meshcost.models import Weight
 from meshcost.strategies.data.options import syncs_every
-from meshcost.strategies.data.placed import Placed, placed_weights
+from meshcost.strategies.data.placed import TIED_HEAD, Placed, placed_weights
 from meshcost.strategies.data.use_order import in_use_order
 from meshcost.strategies.torch_layout import module_of, planned_modules
 from meshcost.strategies.view import View
@@ -54,26 +53,26 @@ def buckets(view: View, stage: int) -> list[Filled]:
     made, ready = [], max((x.place for x in weights), default=0)
     for group in filled:
         # A bucket waits for those before it.
-        is_late |= any(x.weight in late for x in group)
+        is_late |= view.mesh.stages == 1 and any(x.weight.name in late for x in group)
         ready = min(ready, *(x.place for x in group))
         made.append(Filled(group, ready - first, is_late))
     return made
 
 
-def late_weights(view: View) -> frozenset[Weight]:
+def late_weights(view: View) -> frozenset[str]:
     """Weights that are DTensors: made anew at the beginning of a forward, so that their gradients come all at the end."""
     if view.mesh.size("tensor") == 1:
         return frozenset()
-    return frozenset(
-        w for unit in view.units for w in unit.held if module_of(w) in planned_modules(view, unit)
-    )
+    planned = {module for unit in view.units for module in planned_modules(view, unit)}
+    held = [weight.name for unit in view.units for weight in unit.held if module_of(weight) in planned]
+    return frozenset((*held, *([TIED_HEAD] if view.setting.splits_vocabulary else ())))
 
 
 def arriving(view: View, weights: Sequence[Placed]) -> list[Placed]:
     """Sort weights as their gradients arrive: by use, backwards; DTensors after all others, as registered, backwards."""
     late = late_weights(view)
-    soon = [item for item in weights if item.weight not in late]
-    return in_use_order(soon)[::-1] + [item for item in weights if item.weight in late][::-1]
+    soon = [item for item in weights if item.weight.name not in late]
+    return in_use_order(soon)[::-1] + [item for item in weights if item.weight.name in late][::-1]
 
 
 def first_rebuilt(view: View) -> int:

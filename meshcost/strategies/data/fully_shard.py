@@ -99,14 +99,16 @@ def _calls(
             experts = [x.name for x in placed if x.label == label and x.weight.group == "expert"]
             if experts:
                 yield f"experts of {_kind(label)}", (experts[0].partition("experts")[0] + "experts",), False
-    for place, unit in enumerate(options.units):
-        keeps = options.keep_last_unit and place == len(options.units) - 1
+    calls: list[tuple[str, tuple[str, ...]]] = []
+    for unit in options.units:
         if unit == BLOCKS:
-            for label, item in blocks.items():
-                yield _kind(label), (_block(item),), keeps
+            calls += [(_kind(label), (_block(item),)) for label, item in blocks.items()]
         else:
-            for names in unit_modules(model, unit, modules):
-                yield _in_words(unit, names, placed), names, keeps
+            found = unit_modules(model, unit, modules)
+            calls += [(_in_words(unit, names, placed), names) for names in found]
+    for place, (kind, names) in enumerate(calls):
+        is_kept = options.keep_last_unit and place == len(calls) - 1
+        yield kind, names, is_kept
 
 
 def _group(
