@@ -5,7 +5,7 @@ of the collectives shelf puts on it, says what that costs on the wire. **Totals*
 """
 
 from bisect import bisect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -56,11 +56,35 @@ CLUSTER = ("cluster_sent_bytes", "cluster_inter_node_bytes")
 Run = tuple[int, int, int]
 
 
+@dataclass(frozen=True, eq=False)
+class Forms:
+    """Closed forms of the bytes sent and received; ``write`` is called when one of them is first read.
+
+    A table shows neither, and SymPy takes longer to write them than a bill takes for everything else.
+    """
+
+    write: Callable[[], tuple[Expr, Expr]]
+
+    @cached_property
+    def both(self) -> tuple[Expr, Expr]:
+        """Sent and received."""
+        return self.write()
+
+    def __eq__(self, other: object) -> bool:
+        return self.both == other.both if isinstance(other, Forms) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.both)
+
+    def __repr__(self) -> str:
+        return f"Forms(sent={self.both[0]}, received={self.both[1]})"
+
+
 @dataclass(frozen=True, slots=True)
 class Price:
     """What an event costs under one algorithm: bytes on the wire for one call, by the busiest rank.
 
-    ``sent`` and ``received`` are the closed forms for all calls of the event. ``intra_node_bytes`` and
+    ``forms`` are the closed forms for all calls of the event. ``intra_node_bytes`` and
     ``inter_node_bytes`` split the sent bytes: of the ranks that send so much, those of the one that sends the most of it
     between nodes. ``cluster_sent_bytes`` and ``cluster_inter_node_bytes`` are what all ranks that make the call send
     together. ``rail_bytes`` are what one rank sends between nodes where the members of its group on one node share out
@@ -69,8 +93,7 @@ class Price:
     """
 
     algorithm: str
-    sent: Expr
-    received: Expr
+    forms: Forms = field(hash=False)
     sent_bytes: int
     received_bytes: int
     intra_node_bytes: int
@@ -81,6 +104,16 @@ class Price:
     rounds: int = 0
     inter_node_rounds: int = 0
     runs: tuple[Run, ...] = ()
+
+    @property
+    def sent(self) -> Expr:
+        """Bytes sent in all calls of the event, as a formula."""
+        return self.forms.both[0]
+
+    @property
+    def received(self) -> Expr:
+        """Bytes received in all calls of the event, as a formula."""
+        return self.forms.both[1]
 
     def at(self, position: int) -> tuple[int, int]:
         """Bytes (sent, received) of one call by one position of the group."""
@@ -150,6 +183,11 @@ class Event:
     def cluster_inter_node_bytes(self) -> int:
         """Those of them that go from one node to another."""
         return self.calls * self.priced.cluster_inter_node_bytes
+
+    @property
+    def cluster(self) -> dict[str, int]:
+        """Both sums over all ranks, as JSON has them."""
+        return {name: getattr(self, name) for name in CLUSTER}
 
     @cached_property
     def totals(self) -> "Totals":

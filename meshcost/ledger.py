@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshcost.difference import Difference, Kind, Tally, differences, tally
 from meshcost.errors import LedgerError
-from meshcost.event import OPERATIONS, PHASES, Event, Phase, Price, Run, Site, Totals, by_link
+from meshcost.event import CLUSTER, OPERATIONS, PHASES, Event, Phase, Price, Run, Site, Totals, by_link
 from meshcost.formula import pretty
 from meshcost.mesh import Group, Mesh
 from meshcost.program import Program
@@ -133,6 +133,11 @@ class Ledger:
     def cluster_inter_node_bytes(self) -> int:
         """Those of them that go from one node to another."""
         return sum(event.cluster_inter_node_bytes for event in self)
+
+    @property
+    def cluster(self) -> dict[str, int]:
+        """Both sums over all ranks, as JSON has them."""
+        return {name: getattr(self, name) for name in CLUSTER}
 
     def group(self, by: str, *, stage: int | None = None) -> dict[str, Totals]:
         """Add up by ``strategy``, ``op``, ``phase``, ``axis``, ``why``, ``dtype``, ``algorithm``, ``link`` or ``stage``.

@@ -4,6 +4,7 @@ A file that is read is not trusted: formulas are parsed, not evaluated, and ever
 """
 
 from fractions import Fraction
+from functools import partial
 from math import prod
 from typing import Annotated, Any, Literal
 
@@ -12,7 +13,7 @@ from sympy import Symbol
 
 from meshcost import document
 from meshcost.errors import FormulaError, LedgerError
-from meshcost.event import CLUSTER, OPERATIONS, Event, Phase, Price, Site
+from meshcost.event import CLUSTER, OPERATIONS, Event, Forms, Phase, Price, Site
 from meshcost.formula import bind, parse, pretty
 from meshcost.ledger import Ledger
 from meshcost.listing import listed
@@ -171,12 +172,7 @@ def _totals(ledger: Ledger) -> dict[str, Any]:
         f"by_{key}": {name: sums.as_dict() for name, sums in ledger.group(key).items()}
         for key in ("strategy", "op", "phase", "axis", "stage")
     }
-    return {**ledger.totals.as_dict(), **cluster(ledger), "busiest_stage": ledger.busiest_stage, **split}
-
-
-def cluster(whole: Event | Ledger) -> dict[str, int]:
-    """What all ranks together send, as JSON has it."""
-    return {name: getattr(whole, name) for name in CLUSTER}
+    return {**ledger.totals.as_dict(), **ledger.cluster, "busiest_stage": ledger.busiest_stage, **split}
 
 
 def _event(event: Event) -> dict[str, Any]:
@@ -195,7 +191,7 @@ def _event(event: Event) -> dict[str, Any]:
         "count": event.calls,
         **{key: value for key, value in sums.items() if key != "calls"},
         "payload_bytes": event.payload_bytes,
-        **cluster(event),
+        **event.cluster,
         "algorithm": price.algorithm,
         "formula": {
             "payload": pretty(event.payload),
@@ -328,8 +324,7 @@ def _fits(event: Event, mesh: Mesh) -> None:
 def _build_event(record: _Event) -> Event:
     price = Price(
         algorithm=record.algorithm,
-        sent=parse(record.formula.sent),
-        received=parse(record.formula.received),
+        forms=Forms(partial(tuple, (parse(record.formula.sent), parse(record.formula.received)))),
         runs=record.runs,
         **record.one_call.model_dump(),
     )

@@ -7,6 +7,7 @@ ranks: rank i sits in node i // gpus_per_node, and an algorithm says to whom eac
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import lru_cache, partial
 from math import ceil
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from sympy import Expr
 from meshcost import symbols as sym
 from meshcost.collectives import Algorithm
 from meshcost.crossing import between, inter_node_rounds, pattern, placed, rounds, rows, shared
-from meshcost.event import Event, Price, Run, Totals
+from meshcost.event import Event, Forms, Price, Run, Totals
 from meshcost.formula import bind
 from meshcost.mesh import Mesh
 from meshcost.unroll import group_of
@@ -41,24 +42,19 @@ class Pricer:
     mesh: Mesh
     algorithms: Mapping[str, str] = field(default_factory=dict)
     _traffic: dict[tuple[object, ...], _Traffic] = field(default_factory=dict)
-    _formulas: dict[tuple[Expr, Expr, Expr], Expr] = field(default_factory=dict)
 
     def price(self, event: Event, ranks: Expr) -> Event:
         """Return the event with its price; ``ranks`` is the size of its group as a formula."""
         algorithm = placed(event, self.mesh, self.algorithms.get(event.op))
-        size, payload, item = event.group_size, event.payload_bytes, event.item_bytes
-        sent, received = algorithm.wire(event.op, ranks=size, elements=payload // item, item=item)
-        numbers = {sym.S: payload, sym.n: size}
         runs = _runs(event, algorithm)
-        sent_bytes = bind(sent, numbers)
+        sent_bytes, received_bytes = _busiest(event, algorithm, runs)
         traffic = self._sends(event, algorithm, _sent(event, sent_bytes, runs), even=not runs)
         inter_node_bytes = int(sent_bytes * traffic.between)
         price = Price(
             algorithm=algorithm.name,
-            sent=event.count * self._formula(sent, event.payload, ranks),
-            received=event.count * self._formula(received, event.payload, ranks),
+            forms=Forms(partial(_forms, event, algorithm, ranks)),
             sent_bytes=sent_bytes,
-            received_bytes=bind(received, numbers),
+            received_bytes=received_bytes,
             intra_node_bytes=sent_bytes - inter_node_bytes,
             inter_node_bytes=inter_node_bytes,
             cluster_sent_bytes=int(sent_bytes * traffic.cluster),
@@ -69,13 +65,6 @@ class Pricer:
             runs=runs,
         )
         return replace(event, price=price)
-
-    def _formula(self, form: Expr, payload: Expr, ranks: Expr) -> Expr:
-        """Put a payload and a group into a closed form; many events share both."""
-        key = (form, payload, ranks)
-        if key not in self._formulas:
-            self._formulas[key] = form.xreplace({sym.S: payload, sym.n: ranks})
-        return self._formulas[key]
 
     def _sends(self, event: Event, algorithm: Algorithm, sent: list[int], *, even: bool) -> _Traffic:
         """Add up one call of every group; of the busiest ranks, the one counts that sends the most between nodes.
@@ -101,6 +90,28 @@ class Pricer:
             sums = (busiest[1], cluster, cluster_between, rail if alike else busiest[1])
             self._traffic[key] = _Traffic(*(Fraction(x) / (busiest[0] or 1) for x in sums))
         return self._traffic[key]
+
+
+def _busiest(event: Event, algorithm: Algorithm, runs: tuple[Run, ...]) -> tuple[int, int]:
+    """Bytes (sent, received) of the busiest rank in one call: the most of any run, else what the closed form says."""
+    if runs:
+        return max(sent for _, sent, _ in runs), max(received for _, _, received in runs)
+    form, numbers = algorithm.forms[event.op], {sym.S: event.payload_bytes, sym.n: event.group_size}
+    return bind(form.sent, numbers), bind(form.received, numbers)
+
+
+def _forms(event: Event, algorithm: Algorithm, ranks: Expr) -> tuple[Expr, Expr]:
+    """Bytes (sent, received) of the busiest rank in all calls, in the symbols of the event."""
+    item = event.item_bytes
+    wire = algorithm.wire(event.op, ranks=event.group_size, elements=event.payload_bytes // item, item=item)
+    sent, received = (event.count * _put(form, event.payload, ranks) for form in wire)
+    return sent, received
+
+
+@lru_cache(maxsize=64)
+def _put(form: Expr, payload: Expr, ranks: Expr) -> Expr:
+    """Put a payload and a group into a closed form; many events share both."""
+    return form.xreplace({sym.S: payload, sym.n: ranks})
 
 
 def totals_of(event: Event, mesh: Mesh, rank: int) -> Totals:

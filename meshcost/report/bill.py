@@ -9,7 +9,6 @@ from meshcost.clusters import Cluster
 from meshcost.errors import LedgerError
 from meshcost.event import BETWEEN, CLUSTER, INSIDE, Event, Totals, by_link
 from meshcost.ledger import KEYS, Ledger
-from meshcost.ledger_json import cluster
 from meshcost.listing import listed
 from meshcost.timing import seconds
 
@@ -130,7 +129,7 @@ class Bill:
     @property
     def all_together(self) -> dict[str, int]:
         """What all ranks together send; nothing for a part of the bill."""
-        return cluster(self.ledger) if self.whole else {}
+        return self.ledger.cluster if self.whole else {}
 
     def together(self, by: str) -> dict[str, dict[str, int]]:
         """What all ranks together send, added up as ``groups`` does; nothing for a part of the bill, or by stage.
@@ -140,12 +139,12 @@ class Bill:
         if not self.whole or by == "stage":
             return {}
         if by == "link":
-            sent, between = (cluster(self.ledger)[name] for name in CLUSTER)
+            sent, between = (self.ledger.cluster[name] for name in CLUSTER)
             return {INSIDE: {CLUSTER[0]: sent - between}, BETWEEN: {CLUSTER[0]: between}}
         kinds: dict[str, list[Event]] = {}
         for event in self.ledger:
             kinds.setdefault(KEYS[by](event), []).append(event)
-        return {key: cluster(replace(self.ledger, events=tuple(events))) for key, events in kinds.items()}
+        return {key: replace(self.ledger, events=tuple(events)).cluster for key, events in kinds.items()}
 
     def _own_events(self) -> Iterator[Event]:
         return (event for event in self.ledger if self.payer_stage in event.stages)

@@ -10,6 +10,7 @@ from sympy import Integer
 
 from meshcost import testing
 from meshcost.errors import JobError
+from meshcost.event import Forms
 from meshcost.job import Job, analyze
 from meshcost.ledger import Ledger
 from meshcost.models import read_model
@@ -206,7 +207,7 @@ def broken(**changes) -> Ledger:
         ),
         (
             testing.formulas_are_the_numbers,
-            {"op": "send", "price": {"sent": ALPHABET["m"]}},
+            {"op": "send", "price": {"forms": Forms(lambda: (ALPHABET["m"], ALPHABET["m"]))}},
             "its formula m gives",
         ),
         (testing.calls_match_counts, {"op": "all_gather", "count": 2 * ALPHABET["m"]}, "its events count"),

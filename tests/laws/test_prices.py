@@ -1,6 +1,8 @@
 """Prices: bytes between nodes are what one counts by walking through an algorithm, message by message."""
 
+import pickle
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -9,8 +11,9 @@ from sympy import Integer
 
 from meshcost import testing
 from meshcost.collectives import ALGORITHMS
-from meshcost.event import Event
+from meshcost.event import Event, Forms
 from meshcost.job import Job, analyze
+from meshcost.ledger import Ledger
 from meshcost.mesh import EXPERT_AXES
 from meshcost.price import Pricer
 from meshcost.unroll import group_of
@@ -195,3 +198,32 @@ def test_a_gather_at_a_boundary_crosses_nodes_like_any_other():
     gathers = analyze(job).filter(strategy="pipeline", op="all_gather")
     assert len(gathers) > 1
     assert {event.priced.intra_node_bytes for event in gathers} == {0}
+
+
+# -- closed forms are written when they are read ---------------------------------------------------------------------
+
+#: Vocabulary and heads that leave every buffer uneven over three ranks.
+UNEVEN = {"model": "gpt2", "parallel": {"data": 3}, "batch": {"sequence": 8, "global_batch": 3}}
+
+
+def test_a_bill_writes_no_closed_form():
+    ledger = analyze(Job(**UNEVEN))
+    assert any(event.priced.runs for event in ledger)
+    assert ledger.totals.sent_bytes < sum(sums.payload_bytes for sums in ledger.group("op").values()) * 2
+    assert list(ledger.calls(0))
+    assert not any("both" in vars(event.priced.forms) for event in ledger)
+
+
+def test_prices_differ_where_only_their_closed_forms_do():
+    price, again = (analyze(Job(**UNEVEN)).events[0].priced for _ in range(2))
+    other = replace(price, forms=Forms(lambda: (Integer(1), price.received)))
+    assert price == again
+    assert hash(price) == hash(again)
+    assert price != other
+
+
+def test_a_ledger_can_go_to_another_process():
+    ledger = analyze(Job(**UNEVEN))
+    there = pickle.loads(pickle.dumps(ledger))
+    assert there == ledger
+    assert pickle.loads(pickle.dumps(Ledger.from_dict(there.to_dict()))) == ledger
