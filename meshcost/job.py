@@ -48,12 +48,9 @@ from meshcost.strategies import (
     events,
 )
 from meshcost.strategies.data.options import SHARDS_WEIGHTS
-from meshcost.strategies.data.padding import surprises
-from meshcost.strategies.data.torch_steps import torch_program
 from meshcost.strategies.expert.options import routed_experts
 from meshcost.strategies.setting import Size
 from meshcost.strategies.torch_options import TorchOptions
-from meshcost.strategies.torch_rules import torch_problems
 
 Framework = Literal["textbook", "torch"]
 
@@ -200,6 +197,8 @@ class Job(Options):
         for strategy in setting.parallel.values():
             found.extend(strategy.problems(setting))
         if self.framework == "torch":
+            from meshcost.strategies.torch_rules import torch_problems
+
             found.extend(torch_problems(setting))
         yield from found
         if not found and self.micro_batches > MOST_MICRO_BATCHES:
@@ -210,6 +209,8 @@ class Job(Options):
         """What can be done, but is hardly meant."""
         told = [x for strategy in self.setting.parallel.values() for x in strategy.warnings()]
         if self.framework == "torch" and self.parallel.data.strategy in SHARDS_WEIGHTS:
+            from meshcost.strategies.data.padding import surprises
+
             told += surprises(View(self.setting, self.mesh, self.program, self.values))
         return tuple(told)
 
@@ -260,6 +261,8 @@ class Job(Options):
         units[-1] = (*units[-1], ("head", 1))
         plain = Program(schedule, tuple(units))
         if self.framework == "torch":
+            from meshcost.strategies.data.torch_steps import torch_program
+
             return torch_program(View(self.setting, self.mesh, plain, self.values))
         return plain
 

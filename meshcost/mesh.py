@@ -104,7 +104,7 @@ class Mesh:
             for size, stride in steps[axis]:
                 places = dict.fromkeys(stages, 1) if axis == "pipeline" else _alike(size, node)
                 starts = _moved(starts, places, stride, node)
-        return {tuple(start + offset for offset in offsets): starts[start] for start in sorted(starts)}
+        return {tuple([start + offset for offset in offsets]): starts[start] for start in sorted(starts)}
 
     def _uneven(self, axes: tuple[str, ...], stages: Iterable[int]) -> dict[Group, int]:
         """Samples where the pipeline axis cuts groups of experts at different members.

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import Literal, NamedTuple
 
@@ -106,7 +107,7 @@ class Algorithm(ABC):
 
     def splits(self, op: str) -> bool:
         """Whether the buffer travels in n chunks (and not whole)."""
-        return op == "barrier" or bool(self.forms[op].sent.has(1 / n))
+        return op == "barrier" or _in_chunks(self.forms[op].sent)
 
     def cut(self, op: str, ranks: int) -> tuple[int, int]:
         """Into how many chunks the buffer is cut, and each chunk into how many pieces."""
@@ -192,6 +193,12 @@ class Algorithm(ABC):
                 Message(move.source, move.target, tuple(cell % count for cell in move.cells), move.add)
                 for move in messages
             )
+
+
+@cache
+def _in_chunks(sent: Expr) -> bool:
+    """Whether a form speaks of an n-th of the buffer; asked several times for each event of a bill."""
+    return bool(sent.has(1 / n))
 
 
 def all_but_smallest(item: int) -> Expr:

@@ -1,6 +1,7 @@
 """The command line as a process of its own: what only a real terminal, pipe or signal can show."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -55,6 +56,19 @@ def test_help_lists_every_command_and_loads_nothing_heavy():
         "pydantic_core"
     }
     assert "meshcost.job" not in done.stderr
+
+
+def test_a_textbook_bill_loads_only_what_it_shows(jobs: dict[str, Path]):
+    command = [sys.executable, "-X", "importtime", "-c", COMMAND, "analyze", str(jobs["dense"])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "meshcost.strategies.data.textbook" in loaded
+    strange = {name for name in loaded if re.fullmatch(r"meshcost\.strategies\..*torch", name)}
+    assert strange == set()
+    assert (
+        not {"meshcost.strategies.torch_profile", "meshcost.ledger_json", "meshcost.torch_program"} & loaded
+    )
 
 
 def test_version():
