@@ -88,8 +88,12 @@ def is_partial(view: View, weight: Weight) -> bool:
 
 
 def is_trained(view: View, weight: Weight) -> bool:
-    """Whether torch computes a gradient of a weight. SequenceParallel makes new parameters, which all have one."""
-    return weight.trainable or is_partial(view, weight)
+    """Whether torch computes a gradient of a weight, even of a frozen one.
+
+    SequenceParallel makes new parameters, and so does DistributedDataParallel of all DTensors: those have one.
+    """
+    is_new = replicates(view) and view.is_split(weight) and view.mesh.size("tensor") > 1
+    return weight.trainable or is_partial(view, weight) or is_new
 
 
 def is_column(weight: Weight) -> bool:

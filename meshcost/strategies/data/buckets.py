@@ -84,9 +84,10 @@ def first_rebuilt(view: View) -> int:
 
 def reduced(view: View, stage: int) -> list[Placed]:
     """Weights whose gradients DistributedDataParallel reduces, in registration order: not those of spread experts."""
-    apart = view.setting.experts_apart
+    apart, late = view.setting.experts_apart, late_weights(view)
     found = placed_weights(view.setting, view.program.units, stage)
-    return [x for x in found if x.weight.trainable and not (apart and x.weight.group == "expert")]
+    found = [x for x in found if not (apart and x.weight.group == "expert")]
+    return [x for x in found if x.weight.trainable or x.weight.name in late]
 
 
 def bucket_elements(view: View, weights: Sequence[Placed]) -> Expr:
