@@ -23,6 +23,7 @@ from meshcost.schedule import PLACEMENT, Schedule
 from meshcost.sharding import Sharding
 from meshcost.symbols import ALPHABET
 from meshcost.torch_program import Bucket, TorchProgram
+from meshcost.torch_schedule import is_listed, refused
 
 FORMAT = 1
 LARGEST_WORLD = 2**20
@@ -271,6 +272,8 @@ def _read_torch_program(schedule: Schedule, record: _Program) -> Program:
         places = sum(number for _, number in runs)
         if any(not 0 <= enter <= leave < places for enter, leave in stage):
             raise LedgerError("program: a group or bucket lies outside its stage.")
+    if is_listed(schedule) and (why := refused(schedule)) is not None:
+        raise LedgerError(f"program.schedule: {why}.")
     return TorchProgram(schedule, **{name: getattr(record, name) for name in ("units", *_AROUND)})
 
 

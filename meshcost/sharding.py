@@ -47,8 +47,7 @@ class ShardGroup:
 class Sharding:
     """The groups of every virtual stage, outermost first, as torch lists them; and what modules were told.
 
-    ``staged``: a pipeline schedule switches everything off and reduces once at the end. ``explicit``: it also gathers
-    and lets go of whole stages by itself.
+    ``staged``: a pipeline schedule switches everything off and reduces once at the end.
     """
 
     stages: tuple[tuple[ShardGroup, ...], ...]
@@ -56,7 +55,6 @@ class Sharding:
     reshard_after_backward: When = "every"
     last_backward: When = "every"
     staged: bool = False
-    explicit: bool = False
 
 
 class Call(NamedTuple):

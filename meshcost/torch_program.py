@@ -11,12 +11,7 @@ from typing import Literal
 from meshcost.program import MICRO_BATCH, Part, Program
 from meshcost.schedule import Action
 from meshcost.sharding import Call, Machine, Sharding
-
-#: Schedules that torch runs from a list of actions, in which whole stages are gathered before they are computed.
-EXPLICIT = frozenset({"interleaved_1f1b", "interleaved_zb", "zbv", "dualpipev"})
-
-#: Stages that such a list keeps gathered at a time.
-ACTIVE_STAGES = 3
+from meshcost.torch_schedule import Step, is_listed, steps
 
 #: What stages tell their neighbours before the first micro-batch.
 VOTE = "vote"
@@ -54,12 +49,11 @@ class TorchProgram(Program):
     def walk(self, rank: int) -> Iterator[Part]:
         """Yield everything one pipeline rank computes and what is called around it."""
         yield from self._vote(rank) if self.votes else ()
-        if self.sharding is not None:
-            yield from _Sharded(self, self.sharding, rank).walk()
-        elif self.buckets:
-            yield from self._with_buckets(rank)
+        if is_listed(self.schedule):
+            parts = _Walk(self, rank).listed()
         else:
-            yield from super().walk(rank)
+            parts = super().walk(rank) if self.sharding is None else _Walk(self, rank).in_order()
+        yield from self._with_buckets(rank, parts) if self.buckets else parts
 
     def finish(self, rank: int) -> Iterator[Part]:
         """Yield what comes after the last micro-batch; at its end, the updates."""
@@ -82,7 +76,7 @@ class TorchProgram(Program):
                     )
                     yield from (replace(part, unit=f"{VOTE} {way}", phase="forward") for part in told)
 
-    def _with_buckets(self, rank: int) -> Iterator[Part]:
+    def _with_buckets(self, rank: int, parts: Iterator[Part]) -> Iterator[Part]:
         """Follow each backward part by the buckets that are ready then; a stage's first forward is its ``begin``."""
         ready: dict[str, list[Part]] = {}
         begins: dict[str, Part] = {}
@@ -93,74 +87,95 @@ class TorchProgram(Program):
             for bucket in self.buckets[stage]:
                 part = Part(f"bucket {bucket.name}", "backward", 0, bucket.name)
                 ready.setdefault(MICRO_BATCH if bucket.late else labels[bucket.ready], []).append(part)
-        for part in super().walk(rank):
+        for part in parts:
             if part.phase == "forward" and part.first and part.label in begins:
                 yield begins[part.label]
             yield part
-            is_due = part.last or self.buckets_every or part.micro_batch == self.schedule.micro_batches - 1
+            ends = part.label == MICRO_BATCH and part.micro_batch == self.schedule.micro_batches - 1
+            is_due = part.last or self.buckets_every or ends
             if part.phase == "backward" and is_due and part.unit != "boundary":
                 for call in ready.get(part.label, ()):
                     yield replace(call, micro_batch=part.micro_batch)
 
 
-class _Sharded:
-    """One walk through a program whose weights are sharded."""
+class _Walk:
+    """One walk through a program, with the groups of fully_shard where weights are sharded."""
 
-    def __init__(self, program: TorchProgram, sharding: Sharding, rank: int) -> None:
-        self.program, self.rank = program, rank
-        self.schedule = program.schedule
-        hosted = self.schedule.hosted(rank)
-        self.machines = {
-            stage: Machine(sharding, stage, self.schedule.micro_batches)
-            for stage in hosted
-            if sharding.stages[stage]
-        }
-        self.staged, self.explicit = sharding.staged, sharding.explicit
+    def __init__(self, program: TorchProgram, rank: int) -> None:
+        self.program, self.rank, self.schedule = program, rank, program.schedule
+        count, hosted = self.schedule.micro_batches, self.schedule.hosted(rank)
+        self.units = {stage: list(program.labelled(stage)) for stage in hosted}
+        self.machines: dict[int, Machine] = {}
+        self.staged = False
+        if (sharding := program.sharding) is not None:
+            self.staged = sharding.staged
+            self.machines = {s: Machine(sharding, s, count) for s in hosted if sharding.stages[s]}
+        self.open = [len(hosted)] * count
 
-    def walk(self) -> Iterator[Part]:
-        actions = list(self.schedule.actions(self.rank))
-        left = dict.fromkeys(self.machines, self.schedule.micro_batches)
-        active: list[int] = []
+    def in_order(self) -> Iterator[Part]:
+        """Yield the parts of a schedule that torch runs as it is written; stages are reduced at its end."""
         last = Action("B", 0, 0)
-        for number, action in enumerate(actions):
-            if self.explicit:
-                yield from self._activate(active, actions[number:], action)
-            yield from self._action(action)
-            last = action
-            if action.kind == "B" and action.stage in left:
-                left[action.stage] -= 1
-                if not left[action.stage] and self.explicit:
-                    yield from self._calls(self.machines[action.stage].reduce_all(), action)
-        if self.staged and not self.explicit:
-            for machine in self.machines.values():
-                yield from self._calls(machine.reduce_all(), last)
+        for last in self.schedule.actions(self.rank):
+            yield from self._message(last, "others")
+            yield from self._pass(last, last=last.micro_batch == self.schedule.micro_batches - 1)
+            yield from self._message(last, "send")
+            if last.kind == "B" and not self.staged:
+                yield Part("micro_batch", "backward", last.micro_batch, MICRO_BATCH)
+        for machine in self.machines.values() if self.staged else ():
+            yield from self._calls(machine.reduce_all(), last)
 
-    def _activate(self, active: list[int], coming: Iterable[Action], action: Action) -> Iterator[Part]:
-        """Gather the stages that come next, and let go of the others."""
-        wanted = list(dict.fromkeys(x.stage for x in coming))[:ACTIVE_STAGES]
-        for stage in [x for x in active if x not in wanted]:
-            active.remove(stage)
-            if stage in self.machines:
-                self.machines[stage].let_go()
-        for stage in [x for x in wanted if x not in active]:
-            active.append(stage)
-            if stage in self.machines:
-                yield from self._calls(self.machines[stage].gather_all(), action)
+    def listed(self) -> Iterator[Part]:
+        """Yield the parts of a schedule that torch runs from a list, which gathers and reduces whole stages."""
+        ran, syncs = Action("F", 0, 0), self._syncs()
+        for step in steps(self.schedule)[self.rank]:
+            action = Action(step.way, step.stage, step.micro_batch)
+            machine = self.machines.get(step.stage)
+            if step.do in ("send", "receive"):
+                yield from self._message(action, "send" if step.do == "send" else "others")
+            elif runs(step):
+                yield from self._pass(action, last=step in syncs)
+            elif machine is not None:
+                # Between two passes, the phase is still that of the one before.
+                yield from self._calls(_of_stage(machine, step), ran._replace(micro_batch=step.micro_batch))
+            if runs(step) or step.do == "W":
+                ran = action
+            if step.do in ("B", "W") and not self.program.sharding:
+                self.open[step.micro_batch] -= 1
+                if not self.open[step.micro_batch]:
+                    yield Part("micro_batch", "backward", step.micro_batch, MICRO_BATCH)
 
-    def _action(self, action: Action) -> Iterator[Part]:
+    def _message(self, action: Action, ops: Literal["send", "others"]) -> Iterator[Part]:
+        """Yield what a stage sends after a pass, or what it receives for it."""
         phase: Phase = "forward" if action.kind == "F" else "backward"
-        step = 1 if action.kind == "F" else -1
-        yield from self.program.boundary(self.rank, action, phase, action.stage - step, "others")
-        yield from self._forward(action) if action.kind == "F" else self._backward(action)
-        yield from self.program.boundary(self.rank, action, phase, action.stage + step, "send")
-        if action.kind == "B" and not self.staged:
-            yield Part("micro_batch", "backward", action.micro_batch, "micro-batch")
+        ahead = (action.kind == "F") == (ops == "send")
+        yield from self.program.boundary(self.rank, action, phase, action.stage + (1 if ahead else -1), ops)
 
-    def _forward(self, action: Action) -> Iterator[Part]:
+    def _syncs(self) -> set[Step]:
+        """Find the backward pass of each stage in which DistributedDataParallel reduces.
+
+        It is told to before the last pass, but takes no notice of the second half of a backward: then it reduces in the
+        first undivided one of the next step, if there is any.
+        """
+        ends: dict[int, Step] = {}
+        whole: dict[int, Step] = {}
+        for step in steps(self.schedule)[self.rank]:
+            if step.do in ("B", "W"):
+                ends[step.stage] = step
+            if step.do == "B":
+                whole.setdefault(step.stage, step)
+        late = {} if self.program.votes else whole
+        found = (step if runs(step) else late.get(stage) for stage, step in ends.items())
+        return {step for step in found if step is not None}
+
+    def _pass(self, action: Action, *, last: bool) -> Iterator[Part]:
+        go = self._forward if action.kind == "F" else self._backward
+        yield from go(action, last=last)
+
+    def _forward(self, action: Action, *, last: bool) -> Iterator[Part]:
         machine = self.machines.get(action.stage)
         groups = machine.groups if machine else ()
-        for place, (unit, label) in enumerate(self.program.labelled(action.stage)):
-            part = Part(unit, "forward", action.micro_batch, label)
+        for place, (unit, label) in enumerate(self.units[action.stage]):
+            part = Part(unit, "forward", action.micro_batch, label, not action.micro_batch, last)
             whole = [at for at, group in enumerate(groups) if group.inside is None]
             inside = [at for at, group in enumerate(groups) if group.inside and group.enter == place]
             if machine is None:
@@ -182,11 +197,10 @@ class _Sharded:
                 if groups[at].leave == place:
                     machine.leave_forward(at)
 
-    def _backward(self, action: Action) -> Iterator[Part]:
+    def _backward(self, action: Action, *, last: bool) -> Iterator[Part]:
         machine = self.machines.get(action.stage)
-        units = list(enumerate(self.program.labelled(action.stage)))
-        for place, (unit, label) in reversed(units):
-            part = Part(unit, "backward", action.micro_batch, label)
+        for place, (unit, label) in reversed(list(enumerate(self.units[action.stage]))):
+            part = Part(unit, "backward", action.micro_batch, label, not action.micro_batch, last)
             yield from self._back_through(machine, place, part, action) if machine else (part,)
         if machine:
             yield from self._calls(machine.end_backward(), action)
@@ -215,3 +229,17 @@ class _Sharded:
         phase: Phase = "forward" if action.kind == "F" else "backward"
         for call in calls:
             yield Part(f"{call.what} {call.group.name}", phase, action.micro_batch, call.group.label)
+
+
+def runs(step: Step) -> bool:
+    """Whether a pass computes anything that can call: torch leaves all of the first stage's backward to its weights."""
+    return step.do == ("W" if step.stage == 0 else "I") or step.do in ("F", "B")
+
+
+def _of_stage(machine: Machine, step: Step) -> Iterable[Call]:
+    """Gather a whole stage, let go of it, or reduce its gradients."""
+    if step.do == "let_go":
+        machine.let_go()
+    return (
+        machine.gather_all() if step.do == "gather" else machine.reduce_all() if step.do == "reduce" else ()
+    )

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 
+from meshcost.schedule import Schedule
 from meshcost.strategies.data.options import SHARDS_WEIGHTS
 from meshcost.strategies.data.padding import placement_problems
 from meshcost.strategies.setting import Setting, divisors, one_of
+from meshcost.torch_schedule import HALVED, LISTED, WRITTEN, refused
 
 #: Schedules of torch.distributed.pipelining, by the names that they have here.
-SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "interleaved_zb", "zbv", "dualpipev")
+SCHEDULES = (*WRITTEN, *LISTED)
 
 
 def torch_problems(setting: Setting) -> Iterator[str]:
@@ -18,15 +20,33 @@ def torch_problems(setting: Setting) -> Iterator[str]:
     if parallel["context"].size > 1 and parallel["context"].method == "ulysses":
         yield "parallel.context.method: torch has no ulysses. Choose ring or all_gather."
     if parallel["pipeline"].size > 1:
-        if (schedule := parallel["pipeline"].schedule) not in SCHEDULES:
-            yield f"parallel.pipeline.schedule: torch has no {schedule}. Choose {', '.join(SCHEDULES)}."
-        if parallel["pipeline"].scatter_gather:
-            yield "parallel.pipeline.scatter_gather: torch sends activations whole. Leave it out."
+        yield from _pipeline_problems(setting)
     for axis in parallel:
         if axis not in ("data", "tensor", "pipeline", "context", "expert"):
             yield f"parallel.{axis}: torch knows nothing of it. Leave it out."
     yield from _reshard_problems(setting)
     yield from placement_problems(setting)
+
+
+def _pipeline_problems(setting: Setting) -> Iterator[str]:
+    pipeline, batch = setting.parallel["pipeline"], setting.batch
+    if pipeline.scatter_gather:
+        yield "parallel.pipeline.scatter_gather: torch sends activations whole. Leave it out."
+    if (name := pipeline.schedule) not in SCHEDULES:
+        yield f"parallel.pipeline.schedule: torch has no {name}. Choose {', '.join(SCHEDULES)}."
+        return
+    count, remainder = divmod(batch.global_batch, batch.micro_batch * setting.batch_ranks)
+    schedule = Schedule(name, pipeline.size, pipeline.chunk_count, max(count, 1))
+    if not remainder and (why := refused(schedule)) is not None:
+        yield f"batch.global_batch: under PyTorch's {name}, {why}."
+    data, asked = setting.parallel["data"], setting.torch.reshard_after_forward
+    lets_go = data.gathers_again if asked is None else asked is not False
+    if setting.framework == "torch" and name in HALVED and data.strategy in SHARDS_WEIGHTS and lets_go:
+        # The first half of a backward notes each weight as it is at the time: a shard is no part of what was computed.
+        yield (
+            f"parallel.pipeline.schedule: {name} computes backward in two halves, and PyTorch 2.13 then loses the "
+            "gradients of weights that were let go of after forward. Write reshard_after_forward: false."
+        )
 
 
 def _reshard_problems(setting: Setting) -> Iterator[str]:

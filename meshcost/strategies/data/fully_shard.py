@@ -15,7 +15,6 @@ from meshcost.strategies.regions import INSIDE
 from meshcost.strategies.setting import Setting
 from meshcost.strategies.torch_options import BLOCKS, Unit
 from meshcost.strategies.torch_units import unit_modules
-from meshcost.torch_program import EXPLICIT
 
 ROOT = "root"
 
@@ -33,14 +32,13 @@ def sharding_of(setting: Setting, units: Units) -> Sharding | None:
     """Say what fully_shard does in each virtual stage; None where it is not asked for."""
     if setting.parallel["data"].strategy not in SHARDS_WEIGHTS:
         return None
-    torch, pipeline = setting.torch, setting.parallel["pipeline"]
+    torch = setting.torch
     return Sharding(
         tuple(tuple(w.group for w in wrapped(setting, units, stage)) for stage in range(len(units))),
         gradient_sync="every" if syncs_every(setting) else "last",
         reshard_after_backward=torch.set_reshard_after_backward,
         last_backward="last" if torch.set_is_last_backward else "every",
-        staged=pipeline.size > 1,
-        explicit=pipeline.size > 1 and pipeline.schedule in EXPLICIT,
+        staged=setting.size("pipeline") > 1,
     )
 
 

@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 
-from sympy import Expr, Integer
+from sympy import Expr, Integer, Rational
 
 from meshcost import symbols as sym
 from meshcost.event import Event, Site
 from meshcost.formula import Number, Values, value
 from meshcost.program import Program
 from meshcost.strategies.view import Draft, View
+from meshcost.torch_schedule import has_long_rounds, is_listed
 
 #: Beyond that many rounds of micro-batches a schedule only repeats itself.
 _ROUNDS = 4
@@ -41,17 +42,19 @@ class Counts:
     def _formula(self, rank: int, part: str, phase: str) -> Expr:
         """Count as blocks x (slope x m + rest), where it grows so; the bare number elsewhere."""
         here, *more = (calls[part, phase] for calls in self._samples[rank])
-        if not here and not any(more):
+        if not any((here, *more)):
             return Integer(0)
-        slope, odd = divmod(more[0] - here, self._step)
-        if odd or more[1] - more[0] != more[0] - here:
+        if not more:
             return Integer(here)
+        if more[1] - more[0] != more[0] - here:
+            return Integer(_count(self.program, rank)[part, phase])
+        slope = Rational(more[0] - here, self._step)
         name = part.partition(" ")[2]
         blocks, number = self._blocks(rank, name)
         rest = here - slope * self._first
         if slope % number or rest % number:
-            return Integer(slope) * sym.m + rest
-        return blocks * (Integer(slope // number) * sym.m + rest // number)
+            return slope * sym.m + rest
+        return blocks * (slope / number * sym.m + rest / number)
 
     def _blocks(self, rank: int, name: str) -> tuple[Expr, int]:
         stage = next(x for x in self.view.stages if rank in x.stages)
@@ -68,7 +71,7 @@ class Counts:
     def _step(self) -> int:
         """Micro-batches from one legal number to the next."""
         schedule = self.program.schedule
-        return schedule.ranks if schedule.chunks > 1 else 1
+        return schedule.ranks if schedule.chunks > 1 or is_listed(schedule) else 1
 
     @cached_property
     def _first(self) -> int:
@@ -80,11 +83,11 @@ class Counts:
 
     @cached_property
     def _samples(self) -> list[tuple[Calls, ...]]:
+        schedule = self.program.schedule
         sizes = [self._first + self._step * more for more in range(3)]
-        programs = [
-            replace(self.program, schedule=replace(self.program.schedule, micro_batches=size))
-            for size in sizes
-        ]
+        if has_long_rounds(schedule):
+            sizes = [schedule.micro_batches]
+        programs = [replace(self.program, schedule=replace(schedule, micro_batches=size)) for size in sizes]
         return [tuple(_count(program, rank) for program in programs) for rank in range(self.view.mesh.stages)]
 
 

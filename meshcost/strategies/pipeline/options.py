@@ -86,7 +86,8 @@ class PipelineParallel(Strategy):
             )
         yield from self._chunk_problems()
         yield from self._layer_problems(setting)
-        yield from self._micro_batch_problems(setting)
+        if setting.framework != "torch" or self.size == 1:
+            yield from self._micro_batch_problems(setting)
         if self.scatter_gather and setting.sequence_parallel:
             yield (
                 "parallel.pipeline.scatter_gather: activations are split already with sequence_parallel. Leave it out."
