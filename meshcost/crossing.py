@@ -42,7 +42,7 @@ def _parts(event: Event, nodes: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 def placed(event: Event, mesh: Mesh, name: str | None) -> Algorithm:
     """The algorithm of a name; one that knows nodes is told how many neighbours in the group share one."""
-    algorithm = choose(event.op, name)
+    algorithm = choose(event.wire_op, name)
     if not isinstance(algorithm, OnNodes):
         return algorithm
     shared = (len(list(run)) for row in rows(event, mesh) for _, run in groupby(row))
@@ -53,7 +53,7 @@ def between(event: Event, algorithm: Algorithm, nodes: Sequence[int], sent: Sequ
     """Bytes that each position sends to other nodes in one call, given all that each sends."""
     to = pattern(event, algorithm)
     if to == "next":
-        shift = event.shift if event.op == "send" else 1
+        shift = event.shift if event.wire_op == "send" else 1
         there = (*nodes[shift:], *nodes[:shift])
         return [amount * (a != b) for amount, a, b in zip(sent, nodes, there, strict=True)]
     if to == "switch":
@@ -63,7 +63,7 @@ def between(event: Event, algorithm: Algorithm, nodes: Sequence[int], sent: Sequ
 
 def _to_all(event: Event, nodes: Sequence[int], sent: Sequence[int]) -> list[int]:
     here = Counter(nodes)
-    if event.op not in _TO_EACH_ITS_OWN:
+    if event.wire_op not in _TO_EACH_ITS_OWN:
         others = len(nodes) - 1
         return [
             amount * (len(nodes) - here[node]) // others for amount, node in zip(sent, nodes, strict=True)
@@ -116,12 +116,12 @@ def inter_node_rounds(event: Event, algorithm: Algorithm, share: Fraction) -> in
 
 
 def _rounds(event: Event, algorithm: Algorithm, ranks: int) -> int:
-    return int(value(algorithm.forms[event.op].rounds, {n: ranks, S: event.payload_bytes}))
+    return int(value(algorithm.forms[event.wire_op].rounds, {n: ranks, S: event.payload_bytes}))
 
 
 def pattern(event: Event, algorithm: Algorithm) -> Pattern:
     """To whom each position sends; the same for all buffers that divide into equal cells."""
-    op, ranks, elements = event.op, event.group_size, event.payload_bytes // event.item_bytes
+    op, ranks, elements = event.wire_op, event.group_size, event.payload_bytes // event.item_bytes
     return _pattern(algorithm, op, ranks, None if algorithm.even(op, ranks, elements) else elements)
 
 

@@ -129,7 +129,7 @@ class Event:
     ``payload`` is the whole logical buffer of one call in bytes, ``count`` the calls of one rank in one step; ``values``
     gives every symbol its number. ``axes`` name the group, ``stages`` the pipeline stages whose ranks make the call.
     ``pairs`` restricts a group along the pipeline axis to some stages, ``split`` to that many neighbours in it;
-    ``shift`` is the distance to the peer of a ``send`` within its group.
+    ``shift`` is the distance to the peer of a ``send`` within its group, or of an ``all_to_all`` that has but one.
     """
 
     strategy: str
@@ -159,6 +159,11 @@ class Event:
     def calls(self) -> int:
         """Calls of one rank in one step."""
         return bind(self.count, self.values)
+
+    @property
+    def wire_op(self) -> str:
+        """The operation that the wire sees: an all-to-all in which each rank sends all to one other is a send."""
+        return "send" if self.op == "all_to_all" and self.shift else self.op
 
     def chunk(self, position: int) -> int:
         """Bytes of the part of the payload that belongs to one position of the group: balanced, whole elements."""

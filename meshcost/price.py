@@ -45,7 +45,7 @@ class Pricer:
 
     def price(self, event: Event, ranks: Expr) -> Event:
         """Return the event with its price; ``ranks`` is the size of its group as a formula."""
-        algorithm = placed(event, self.mesh, self.algorithms.get(event.op))
+        algorithm = placed(event, self.mesh, self.algorithms.get(event.wire_op))
         runs = _runs(event, algorithm)
         sent_bytes, received_bytes = _busiest(event, algorithm, runs)
         traffic = self._sends(event, algorithm, _sent(event, sent_bytes, runs), even=not runs)
@@ -71,11 +71,11 @@ class Pricer:
 
         Where all ranks send alike, the shares do not depend on the size of the buffer.
         """
-        where = (event.axes, event.stages, event.pairs, event.shift, event.split, event.op == "send")
+        where = (event.axes, event.stages, event.pairs, event.shift, event.split, event.wire_op == "send")
         what = (
             pattern(event, algorithm)
             if even
-            else (event.op, event.payload_bytes, event.item_bytes, algorithm)
+            else (event.wire_op, event.payload_bytes, event.item_bytes, algorithm)
         )
         key = (where, what)
         if key not in self._traffic:
@@ -86,7 +86,7 @@ class Pricer:
                 cluster += groups * sum(sent)
                 cluster_between += groups * sum(crossing)
                 rail = max(rail, shared(crossing, nodes))
-            alike = event.op in algorithm.alike and event.op != "send"
+            alike = event.wire_op in algorithm.alike and event.wire_op != "send"
             sums = (busiest[1], cluster, cluster_between, rail if alike else busiest[1])
             self._traffic[key] = _Traffic(*(Fraction(x) / (busiest[0] or 1) for x in sums))
         return self._traffic[key]
@@ -96,16 +96,24 @@ def _busiest(event: Event, algorithm: Algorithm, runs: tuple[Run, ...]) -> tuple
     """Bytes (sent, received) of the busiest rank in one call: the most of any run, else what the closed form says."""
     if runs:
         return max(sent for _, sent, _ in runs), max(received for _, _, received in runs)
-    form, numbers = algorithm.forms[event.op], {sym.S: event.payload_bytes, sym.n: event.group_size}
-    return bind(form.sent, numbers), bind(form.received, numbers)
+    form, numbers = algorithm.forms[event.wire_op], {sym.S: event.payload_bytes, sym.n: event.group_size}
+    sent = bind(form.sent, numbers)
+    return sent, sent if _passes_on(event) else bind(form.received, numbers)
+
+
+def _passes_on(event: Event) -> bool:
+    """Whether every rank sends to one and receives from another in the same call."""
+    return event.op != event.wire_op
 
 
 def _forms(event: Event, algorithm: Algorithm, ranks: Expr) -> tuple[Expr, Expr]:
     """Bytes (sent, received) of the busiest rank in all calls, in the symbols of the event."""
     item = event.item_bytes
-    wire = algorithm.wire(event.op, ranks=event.group_size, elements=event.payload_bytes // item, item=item)
+    wire = algorithm.wire(
+        event.wire_op, ranks=event.group_size, elements=event.payload_bytes // item, item=item
+    )
     sent, received = (event.count * _put(form, event.payload, ranks) for form in wire)
-    return sent, received
+    return sent, sent if _passes_on(event) else received
 
 
 @lru_cache(maxsize=64)
@@ -129,7 +137,7 @@ def totals_of(event: Event, mesh: Mesh, rank: int) -> Totals:
 def _sent(event: Event, busiest: int, runs: tuple[Run, ...]) -> list[int]:
     """Bytes that each position of a group sends in one call; a message leaves only the stages that call."""
     size = event.group_size
-    if event.op == "send" and event.axes == ("pipeline",):
+    if event.wire_op == "send" and event.axes == ("pipeline",):
         return [busiest * (stage in event.stages) for stage in range(size)]
     ends = (*(first for first, _, _ in runs[1:]), size)
     return [
@@ -145,7 +153,7 @@ def _runs(event: Event, algorithm: Algorithm) -> tuple[Run, ...]:
     Where all ranks do the same, and with chunks near their own only, chunks differ in size at one place; far from that
     place and from both ends the amounts are one.
     """
-    op, size = event.op, event.group_size
+    op, size = event.wire_op, event.group_size
     if op in ("send", "recv"):
         return ()
     elements = event.payload_bytes // event.item_bytes

@@ -47,7 +47,7 @@ def trace_fake(job: Job, rank: int, steps: int, options: TorchOptions) -> Record
             fake = FakeTensorMode(allow_non_fake_inputs=True)
             with fake:
                 for part in parts:
-                    part.to_empty(device="cpu")
+                    _allocate(part)
             # Where ranks tell each other numbers, those have to be real; weights, and what is computed with them, are
             # fake all the same.
             if not _reads_messages(job, options, axes):
@@ -75,10 +75,22 @@ def _is_small(parts: Sequence[CausalModel], job: Job, options: TorchOptions, ste
 def fill(parts: Sequence[nn.Module]) -> None:
     """Give weights some content, on the CPU."""
     for part in parts:
-        part.to_empty(device="cpu")
+        _allocate(part)
         with torch.no_grad():
             for weight in part.parameters():
                 weight.normal_(std=0.02)
+
+
+def _allocate(part: nn.Module) -> None:
+    """Move weights from meta to the CPU; two names of one weight stay two names of one."""
+    names: dict[int, list[str]] = {}
+    for name, weight in part.named_parameters(remove_duplicate=False):
+        names.setdefault(id(weight), []).append(name)
+    part.to_empty(device="cpu")
+    for first, *others in names.values():
+        for name in others:
+            owner, _, leaf = name.rpartition(".")
+            part.get_submodule(owner).register_parameter(leaf, part.get_parameter(first))
 
 
 def _reads_messages(job: Job, options: TorchOptions, axes: Axes) -> bool:

@@ -16,7 +16,6 @@ from meshcost.execute.recording_compare import differences, first_out_of_order, 
 from meshcost.execute.recording_truth import read_truth
 from meshcost.job import Job, analyze
 from meshcost.ledger import Ledger
-from meshcost.torch_program import EXPLICIT
 
 FILE = json.loads((Path(__file__).parent / "torch_recordings.json").read_text())
 NAMES = list(FILE["recordings"])
@@ -50,8 +49,7 @@ def test_every_call_is_predicted(name: str):
         predicted = list(ledger.calls(rank))
         found = differences(predicted, observed, rank=rank)
         assert not found, text_of(found, name)
-        if job.parallel.pipeline.schedule not in EXPLICIT:
-            assert first_out_of_order(predicted, observed) is None
+        assert first_out_of_order(predicted, observed) is None
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -46,7 +46,7 @@ def _around(
     first = core_gradients_from(view, unit.kind) if step.going == "backward" and unit.kind else 0
     if asked == "alltoall":
         why = f"pass keys and values on around the ring{step.note}"
-        keys = Draft("context", "all_to_all", _AXES, step.phase, sym.T * width * size, dtype, why)
+        keys = Draft("context", "all_to_all", _AXES, step.phase, sym.T * width * size, dtype, why, shift=1)
         yield from view.call(keys, unit, order=order, repeat=sym.c - 1, from_layer=first)
     else:
         why = f"collect the keys and values of the whole sequence{step.note}"
@@ -54,7 +54,7 @@ def _around(
         yield from view.call(keys, unit, order=order, from_layer=first)
     if step.going == "backward":
         why = "pass the gradients of keys and values on around the ring"
-        gradients = Draft("context", "all_to_all", _AXES, step.phase, 4 * sym.T * width, "fp32", why)
+        gradients = Draft("context", "all_to_all", _AXES, step.phase, 4 * sym.T * width, "fp32", why, shift=1)
         place = order if asked == "alltoall" else (*order, 1)
         yield from view.call(gradients, unit, order=place, repeat=sym.c, from_layer=first)
 
