@@ -53,9 +53,10 @@ def buckets(view: View, stage: int) -> list[Filled]:
     made, ready = [], max((x.place for x in weights), default=0)
     for group in filled:
         # A bucket waits for those before it.
-        is_late |= view.mesh.stages == 1 and any(x.weight.name in late for x in group)
-        ready = min(ready, *(x.place for x in group))
-        made.append(Filled(group, ready - first, is_late))
+        is_late |= any(x.weight.name in late for x in group)
+        ready = first if is_late else min(ready, *(x.place for x in group))
+        # In a pipeline the end of a backward comes before its message to the next stage.
+        made.append(Filled(group, ready - first, is_late and view.mesh.stages == 1))
     return made
 
 
