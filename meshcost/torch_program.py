@@ -11,7 +11,7 @@ from typing import Literal
 from meshcost.program import MICRO_BATCH, Part, Program
 from meshcost.schedule import Action
 from meshcost.sharding import Call, Machine, Sharding
-from meshcost.torch_schedule import Step, is_listed, steps
+from meshcost.torch_schedule import Step, is_listed, runs, steps, summed
 
 #: What stages tell their neighbours before the first micro-batch.
 VOTE = "vote"
@@ -126,7 +126,8 @@ class _Walk:
 
     def listed(self) -> Iterator[Part]:
         """Yield the parts of a schedule that torch runs from a list, which gathers and reduces whole stages."""
-        ran, syncs = Action("F", 0, 0), self._syncs()
+        ran = Action("F", 0, 0)
+        syncs = summed(steps(self.schedule)[self.rank], is_first=self.program.votes)
         for step in steps(self.schedule)[self.rank]:
             action = Action(step.way, step.stage, step.micro_batch)
             machine = self.machines.get(step.stage)
@@ -149,23 +150,6 @@ class _Walk:
         phase: Phase = "forward" if action.kind == "F" else "backward"
         ahead = (action.kind == "F") == (ops == "send")
         yield from self.program.boundary(self.rank, action, phase, action.stage + (1 if ahead else -1), ops)
-
-    def _syncs(self) -> set[Step]:
-        """Find the backward pass of each stage in which DistributedDataParallel reduces.
-
-        It is told to before the last pass, but takes no notice of the second half of a backward: then it reduces in the
-        first undivided one of the next step, if there is any.
-        """
-        ends: dict[int, Step] = {}
-        whole: dict[int, Step] = {}
-        for step in steps(self.schedule)[self.rank]:
-            if step.do in ("B", "W"):
-                ends[step.stage] = step
-            if step.do == "B":
-                whole.setdefault(step.stage, step)
-        late = {} if self.program.votes else whole
-        found = (step if runs(step) else late.get(stage) for stage, step in ends.items())
-        return {step for step in found if step is not None}
 
     def _pass(self, action: Action, *, last: bool) -> Iterator[Part]:
         go = self._forward if action.kind == "F" else self._backward
@@ -229,11 +213,6 @@ class _Walk:
         phase: Phase = "forward" if action.kind == "F" else "backward"
         for call in calls:
             yield Part(f"{call.what} {call.group.name}", phase, action.micro_batch, call.group.label)
-
-
-def runs(step: Step) -> bool:
-    """Whether a pass computes anything that can call: torch leaves all of the first stage's backward to its weights."""
-    return step.do == ("W" if step.stage == 0 else "I") or step.do in ("F", "B")
 
 
 def _of_stage(machine: Machine, step: Step) -> Iterable[Call]:

@@ -12,6 +12,7 @@ Source   torch.distributed.pipelining.schedules (2.13): ScheduleInterleaved1F1B,
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal, NamedTuple, cast
@@ -90,7 +91,7 @@ def has_long_rounds(schedule: Schedule) -> bool:
     return schedule.name in _IN_ROUNDS and schedule.micro_batches % schedule.ranks != 0
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=6)
 def steps(schedule: Schedule) -> tuple[tuple[Step, ...], ...]:
     """List the steps of every rank, in order.
 
@@ -106,6 +107,38 @@ def steps(schedule: Schedule) -> tuple[tuple[Step, ...], ...]:
             f"{schedule.name} under PyTorch: the order of more than {MOST_PASSES} passes is not computed."
         )
     return _Simulation(schedule).run(_with_stages(schedule, rank) for rank in range(schedule.ranks))
+
+
+def runs(step: Step) -> bool:
+    """Whether a pass computes anything that can call: torch leaves all of the first stage's backward to its weights."""
+    return step.do == ("W" if step.stage == 0 else "I") or step.do in ("F", "B")
+
+
+def summed(mine: Iterable[Step], *, is_first: bool) -> set[Step]:
+    """Find the backward pass of each stage in which DistributedDataParallel reduces; ``is_first``: in the first step.
+
+    It is told to before the last pass, but takes no notice of the second half of a backward: then it reduces in the
+    first undivided one of the next step, if there is any.
+    """
+    ends: dict[int, Step] = {}
+    whole: dict[int, Step] = {}
+    for step in mine:
+        if step.do in ("B", "W"):
+            ends[step.stage] = step
+        if step.do == "B":
+            whole.setdefault(step.stage, step)
+    late = {} if is_first else whole
+    found = (step if runs(step) else late.get(stage) for stage, step in ends.items())
+    return {step for step in found if step is not None}
+
+
+def first_summed(schedule: Schedule, stage: int) -> int | None:
+    """First step in which DistributedDataParallel reduces the gradients of a stage; None if it never does."""
+    if not is_listed(schedule):
+        return 0
+    # However many micro-batches there are, a schedule ends alike.
+    mine = steps(replace(schedule, micro_batches=2 * schedule.ranks))[schedule.host(stage)]
+    return next((i for i in (0, 1) if any(x.stage == stage for x in summed(mine, is_first=i == 0))), None)
 
 
 # -- the passes of each schedule -------------------------------------------------------------------------------------

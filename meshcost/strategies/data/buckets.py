@@ -14,6 +14,7 @@ from meshcost.strategies.data.placed import TIED_HEAD, Placed, placed_weights
 from meshcost.strategies.data.use_order import in_use_order
 from meshcost.strategies.torch_layout import module_of, planned_modules
 from meshcost.strategies.view import View
+from meshcost.torch_schedule import first_summed
 from meshcost.units import DTYPE_BYTES
 
 MIB = 2**20
@@ -44,7 +45,7 @@ def buckets(view: View, stage: int) -> list[Filled]:
     if not rebuilds:
         # Never rebuilt: filled in registration order, and reduced from the last to the first.
         filled = list(_fill(view, weights, _limits(view)))[::-1]
-    elif step is not None and step < first_rebuilt(view):
+    elif step is not None and (begin := first_rebuilt(view, stage)) is not None and step < begin:
         filled = [tuple(weights)]
     else:
         filled = list(_fill(view, arriving(view, weights), _limits(view)))
@@ -76,11 +77,12 @@ def arriving(view: View, weights: Sequence[Placed]) -> list[Placed]:
     return in_use_order(soon)[::-1] + [item for item in weights if item.weight.name in late][::-1]
 
 
-def first_rebuilt(view: View) -> int:
-    """First step whose buckets follow the order in which gradients arrived in the first reduction."""
+def first_rebuilt(view: View, stage: int) -> int | None:
+    """First step whose buckets follow the order in which gradients arrived in the first reduction; None: never."""
     if syncs_every(view.setting) and view.program.schedule.micro_batches > 1:
         return 0
-    return 2 if view.setting.torch.static_graph else 1
+    reduced_in = first_summed(view.program.schedule, stage)
+    return None if reduced_in is None else reduced_in + (2 if view.setting.torch.static_graph else 1)
 
 
 def reduced(view: View, stage: int) -> list[Placed]:

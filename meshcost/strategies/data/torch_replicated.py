@@ -62,7 +62,8 @@ def _agreed(view: View, stage: int, counts: Counts) -> Iterator[Event]:
     host = (view.program.schedule.host(stage),)
     used = _small(view, "all_reduce", 4 * weights, "agree on unused weights")
     yield from counts.place(used, f"bucket map of {weights} weights", (0,))
-    if torch.step == first_rebuilt(view) and (torch.static_graph or not torch.find_unused_parameters):
+    begins = torch.step is not None and torch.step == first_rebuilt(view, stage)
+    if begins and (torch.static_graph or not torch.find_unused_parameters):
         order = _small(view, "broadcast", 4 * (weights + 1), "agree on the order of gradients")
         sizes = _small(view, "broadcast", 4 * len(buckets(view, stage)), "agree on the sizes of buckets")
         yield from view.at(order, Integer(1), Site(f"begin {stage}", (0,)), host, view.values)
