@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 TENSOR, PIPELINE, DATA, BATCH, SEQUENCE = 8, 16, 128, 2048, 8192
@@ -79,16 +79,16 @@ TOOLS = {"llm-analysis": llm_analysis, "calculon": calculon}
 
 def main(name: str, repeats: int = 7) -> None:
     """Print seconds of the import, of the first evaluation and of later ones, or ``missing`` and why."""
-    marks = [perf_counter()]
+    marks = [process_time()]
     try:
         evaluate = TOOLS[name]()
     except (ImportError, OSError) as error:
         print(json.dumps({"missing": str(error)}))
         return
-    marks.append(perf_counter())
+    marks.append(process_time())
     for _ in range(1 + repeats):
         evaluate()
-        marks.append(perf_counter())
+        marks.append(process_time())
     imported, first, *warm = (after - before for before, after in pairwise(marks))
     print(json.dumps({"import": imported, "first": first, "warm": warm}))
 

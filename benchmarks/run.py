@@ -1,19 +1,20 @@
 """How long meshcost takes, beside the floors it stands on and the tools nearest to it. README.md explains the rows.
 
-Nothing here passes or fails: timings of a shared machine are noisy. What is compared runs in turns, in one go.
+Nothing here passes or fails: timings of a shared machine are noisy, even those of processor time. What is compared runs
+in turns, in one go.
 """
 
 import argparse
 import json
 import os
 import platform
+import resource
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 from rich.console import Console
@@ -77,19 +78,25 @@ class Failed(Exception):
 
 
 def start(command: Sequence[str | Path], path: Path | None = None) -> tuple[float, str]:
-    """Seconds that one process takes from start to end, and its output. ``path`` is searched for modules first.
+    """Seconds of processor time that one process takes, and its output. ``path`` is searched for modules first.
 
     Bytecode is kept whatever the environment says: compiling sources anew is not what is measured.
     """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     if path is not None:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(path), os.environ.get("PYTHONPATH"))))
-    begin = perf_counter()
+    before = _spent()
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=environment, check=False)
-    seconds = perf_counter() - begin
+    seconds = _spent() - before
     if done.returncode:
         raise Failed((done.stderr.strip().splitlines() or ["no message"])[-1])
     return seconds, done.stdout
+
+
+def _spent() -> float:
+    """Processor time of all processes that have ended so far: a busy machine stretches a clock far more."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def in_turns(repeats: int, *commands: Sequence[str | Path]) -> list[tuple[float, ...]]:
