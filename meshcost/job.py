@@ -255,7 +255,7 @@ class Job(Options):
         schedule = Schedule(pipeline.schedule, pipeline.size, pipeline.chunk_count, self.micro_batches)
         units, first = [], 0
         for number in pipeline.layers(model.layers):
-            units.append(_runs(model, first, first + number))
+            units.append(model.runs(first, first + number))
             first += number
         units[0] = (("embedding", 1), *units[0])
         units[-1] = (*units[-1], ("head", 1))
@@ -302,17 +302,6 @@ _TYPES = {
     sym.b_d: "dispatch",
     sym.b_c: "combine",
 }
-
-
-def _runs(model: Model, first: int, last: int) -> tuple[tuple[str, int], ...]:
-    runs: list[tuple[str, int]] = []
-    for kind in model.pattern[first:last]:
-        name = model.kinds[kind].name
-        if runs and runs[-1][0] == name:
-            runs[-1] = (name, runs[-1][1] + 1)
-        else:
-            runs.append((name, 1))
-    return tuple(runs)
 
 
 def known_fields(location: tuple[Any, ...]) -> list[str]:

@@ -123,6 +123,11 @@ class Model:
         """Count the blocks of one kind."""
         return self.pattern.count(kind)
 
+    def runs(self, first: int, last: int) -> tuple[tuple[str, int], ...]:
+        """Blocks from ``first`` to before ``last``: the name of each kind, and how many of it follow each other."""
+        names = (self.kinds[kind].name for kind in self.pattern[first:last])
+        return tuple((name, len(list(run))) for name, run in groupby(names))
+
     def weights(self) -> Iterator[Weight]:
         """Yield every weight once, in registration order, blocks expanded; a tied head is not repeated."""
         yield from self.before
