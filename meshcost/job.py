@@ -49,6 +49,7 @@ from meshcost.strategies import (
 )
 from meshcost.strategies.data.options import SHARDS_WEIGHTS
 from meshcost.strategies.expert.options import routed_experts
+from meshcost.strategies.numbers import numbers
 from meshcost.strategies.setting import Size
 from meshcost.strategies.torch_options import TorchOptions
 
@@ -269,39 +270,7 @@ class Job(Options):
     @cached_property
     def values(self) -> Values:
         """The number of every symbol that holds for the whole job."""
-        batch, mesh, precision, setting = self.batch, self.mesh, self.precision, self.setting
-        sizes = {symbol: mesh.size(axis) for axis, symbol in _AXIS_SIZES.items()}
-        types = {symbol: precision.bytes(what) for symbol, what in _TYPES.items()}
-        return {
-            **setting.model.dims,
-            **sizes,
-            **{symbol: int(x) if x.denominator == 1 else x for symbol, x in types.items()},
-            sym.s: batch.sequence,
-            sym.b: batch.micro_batch,
-            sym.B: batch.global_batch,
-            sym.m: self.micro_batches,
-            sym.T: batch.micro_batch * batch.sequence // mesh.size("context"),
-            sym.v: self.parallel.pipeline.chunk_count,
-        }
-
-
-_AXIS_SIZES = {
-    "tensor": sym.t,
-    "context": sym.c,
-    "data": sym.d,
-    "replicate": sym.r,
-    "pipeline": sym.p,
-    "expert": sym.e,
-    "expert_tensor": sym.t_e,
-    "expert_data": sym.d_e,
-}
-_TYPES = {
-    sym.b_w: "weights",
-    sym.b_g: "reduce",
-    sym.b_a: "activations",
-    sym.b_d: "dispatch",
-    sym.b_c: "combine",
-}
+        return numbers(self.setting, self.mesh, self.parallel.pipeline.chunk_count, self.micro_batches)
 
 
 def known_fields(location: tuple[Any, ...]) -> list[str]:
