@@ -246,7 +246,7 @@ def require_torch(why: str = "verify runs real collectives") -> None:
     if importlib.util.find_spec("torch") is None:
         raise ExecutionError(
             f"{why} and needs torch: pip install 'meshcost[torch]' (CPU only: "
-            "pip install torch --index-url https://download.pytorch.org/whl/cpu)."
+            "pip install numpy torch --index-url https://download.pytorch.org/whl/cpu)."
         )
 
 

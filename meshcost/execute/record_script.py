@@ -111,6 +111,10 @@ def recorded_command(command: Sequence[str], folder: str | Path, *, step: int | 
     )
 
 
+#: Globals of the script that ran.
+_LEFT_BEHIND: list[Mapping[str, object]] = []
+
+
 def run_script(
     script: str, arguments: Sequence[str], folder: Path, *, module: bool = False, step: int | None = None
 ) -> None:
@@ -121,10 +125,13 @@ def run_script(
     sys.path.insert(0, "" if module else str(Path(script).resolve().parent))
     with record() as recorder:
         try:
-            if module:
+            # What a script leaves behind lives until the process ends, as it does without a recorder: torch may wait for
+            # its own threads when a process group is let go of.
+            _LEFT_BEHIND.append(
                 runpy.run_module(script, run_name="__main__", alter_sys=True)
-            else:
-                runpy.run_path(script, run_name="__main__")
+                if module
+                else runpy.run_path(script, run_name="__main__")
+            )
         finally:
             recording = recorder.recording
             if not recording.calls:
