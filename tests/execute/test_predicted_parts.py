@@ -204,8 +204,9 @@ def test_predicted_is_recorded(
 ):
     sequence, size = batch
     asked = job(model, parallel, batch=size, precision={"weights": dtype})
-    asked = asked.model_copy(update={"batch": asked.batch.model_copy(update={"sequence": sequence})})
-    ledger = analyze(asked)
+    fields = {name: getattr(asked, name) for name in asked.model_fields_set}
+    batch_of_it = asked.batch.model_copy(update={"sequence": sequence})
+    ledger = analyze(Job(**{**fields, "batch": batch_of_it}))
     for rank, recording in recorded(name).items():
         predicted = [call for call in ledger.calls(rank) if call.strategy == strategy]
         found = differences(predicted, recording, rank=rank)
