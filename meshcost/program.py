@@ -56,6 +56,11 @@ class Part:
         )
 
 
+def phase_of(action: Action) -> Literal["forward", "backward"]:
+    """Phase of a pass."""
+    return "forward" if action.kind == "F" else "backward"
+
+
 @dataclass(frozen=True)
 class Program:
     """A schedule, and the units of each virtual stage in model order, as runs of (unit, how many).
@@ -116,23 +121,16 @@ class Program:
         return sum(self.schedule.host(stage, i) == rank for i in range(self.schedule.micro_batches))
 
     def _pass(self, rank: int, action: Action, *, first: bool, last: bool) -> Iterator[Part]:
-        phase: Literal["forward", "backward"] = "forward" if action.kind == "F" else "backward"
-        step = 1 if action.kind == "F" else -1
-        yield from self.boundary(rank, action, phase, action.stage - step, "others")
+        yield from self.message(rank, action, "others")
         units = list(self.labelled(action.stage))
-        for unit, label in units if step == 1 else reversed(units):
-            yield Part(unit, phase, action.micro_batch, label, first, last)
-        yield from self.boundary(rank, action, phase, action.stage + step, "send")
+        for unit, label in units if action.kind == "F" else reversed(units):
+            yield Part(unit, phase_of(action), action.micro_batch, label, first, last)
+        yield from self.message(rank, action, "send")
 
-    def boundary(
-        self,
-        rank: int,
-        action: Action,
-        phase: Literal["forward", "backward"],
-        neighbour: int,
-        ops: Literal["send", "others"],
-    ) -> Iterator[Part]:
-        """Yield the boundary to a neighbouring stage, unless it is on the same rank or there is none."""
+    def message(self, rank: int, action: Action, ops: Literal["send", "others"]) -> Iterator[Part]:
+        """Yield what a stage receives for a pass, or sends after it, unless its neighbour is on the same rank or is none."""
+        ahead = (action.kind == "F") == (ops == "send")
+        neighbour = action.stage + (1 if ahead else -1)
         if not 0 <= neighbour < self.schedule.virtual_stages:
             return
         peer = self.schedule.host(neighbour, action.micro_batch)
@@ -141,7 +139,14 @@ class Program:
             shift = (peer - rank if ops == "send" else rank - peer) % ranks
             tag = self.schedule.tag(action if ops == "send" else action._replace(stage=neighbour))
             yield Part(
-                "boundary", phase, action.micro_batch, label, ops=ops, peer_stage=peer, shift=shift, tag=tag
+                "boundary",
+                phase_of(action),
+                action.micro_batch,
+                label,
+                ops=ops,
+                peer_stage=peer,
+                shift=shift,
+                tag=tag,
             )
 
     def labelled(self, stage: int) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,7 @@ called then; it does what torch 2.13 does, prefetching included.
 Source   torch.distributed.fsdp.fully_shard: FSDPState and FSDPParamGroup
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -124,13 +124,13 @@ class Machine:
         for at in range(len(self.groups)):
             if not self.states[at].is_done:
                 yield from self._finish(at)
-        is_last = self._is_last
+        ends = self._is_on(self.rules.last_backward)
         for state in self.states:
             state.is_done = False
-            if self._says(self.rules.last_backward, is_last) and not self.rules.staged:
+            if ends:
                 state.pending = False
                 state.uses.clear()
-        if self._says(self.rules.last_backward, is_last) and not self.rules.staged:
+        if ends:
             self.order.clear()
         self.backwards += 1
 
@@ -156,13 +156,9 @@ class Machine:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    @property
-    def _is_last(self) -> bool:
-        return self.backwards == self.passes - 1
-
-    @staticmethod
-    def _says(when: When, is_last: bool) -> bool:
-        return when == "every" or is_last
+    def _is_on(self, when: When) -> bool:
+        """Whether a switch of the modules is on in this backward; a pipeline schedule has switched all off."""
+        return not self.rules.staged and (when == "every" or self.backwards == self.passes - 1)
 
     def _gather(self, at: int) -> Iterator[Call]:
         state = self.states[at]
@@ -175,14 +171,9 @@ class Machine:
         self.states[at].pending, self.states[at].weights = False, "whole"
 
     def _finish(self, at: int) -> Iterator[Call]:
-        group, state, is_last = self.groups[at], self.states[at], self._is_last
+        group, state = self.groups[at], self.states[at]
         state.is_done = True
-        if not self.rules.staged and self._says(self.rules.reshard_after_backward, is_last):
+        if self._is_on(self.rules.reshard_after_backward):
             state.weights = "sharded"
-        if not self.rules.staged and self._says(self.rules.gradient_sync, is_last) and group.scatters:
+        if self._is_on(self.rules.gradient_sync) and group.scatters:
             yield Call("scatter", group)
-
-
-def innermost_first(groups: Iterable[int]) -> list[int]:
-    """Places of groups in the order in which backward passes through them."""
-    return sorted(groups, reverse=True)

@@ -6,17 +6,14 @@ They call when a pass enters a unit or leaves it, so their calls are parts of th
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
 
-from meshcost.program import MICRO_BATCH, Part, Program
+from meshcost.program import MICRO_BATCH, Part, Program, phase_of
 from meshcost.schedule import Action
 from meshcost.sharding import Call, Machine, Sharding
 from meshcost.torch_schedule import Step, is_listed, runs, steps, summed
 
 #: What stages tell their neighbours before the first micro-batch.
 VOTE = "vote"
-
-Phase = Literal["forward", "backward"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +63,13 @@ class TorchProgram(Program):
     def _vote(self, rank: int) -> Iterator[Part]:
         """Go through the stages of a rank, down and up again: hear one neighbour, tell the other."""
         hosted = self.schedule.hosted(rank)
-        for way, stages, step in (("forward", hosted, 1), ("backward", hosted[::-1], -1)):
-            for stage in stages:
-                action = Action("F" if step == 1 else "B", stage, 0)
-                phase: Phase = "forward" if way == "forward" else "backward"
-                for neighbour, ops in ((stage - step, "others"), (stage + step, "send")):
-                    told = self.boundary(
-                        rank, action, phase, neighbour, "send" if ops == "send" else "others"
-                    )
-                    yield from (replace(part, unit=f"{VOTE} {way}", phase="forward") for part in told)
+        down, up = (
+            [Action("F", stage, 0) for stage in hosted],
+            [Action("B", stage, 0) for stage in hosted[::-1]],
+        )
+        for action in (*down, *up):
+            for part in (*self.message(rank, action, "others"), *self.message(rank, action, "send")):
+                yield replace(part, unit=f"{VOTE} {part.phase}", phase="forward")
 
     def _with_buckets(self, rank: int, parts: Iterator[Part]) -> Iterator[Part]:
         """Follow each backward part by the buckets that are ready then; a stage's first forward is its ``begin``."""
@@ -116,9 +111,9 @@ class _Walk:
         """Yield the parts of a schedule that torch runs as it is written; stages are reduced at its end."""
         last = Action("B", 0, 0)
         for last in self.schedule.actions(self.rank):
-            yield from self._message(last, "others")
+            yield from self.program.message(self.rank, last, "others")
             yield from self._pass(last, last=last.micro_batch == self.schedule.micro_batches - 1)
-            yield from self._message(last, "send")
+            yield from self.program.message(self.rank, last, "send")
             if last.kind == "B" and not self.staged:
                 yield Part("micro_batch", "backward", last.micro_batch, MICRO_BATCH)
         for machine in self.machines.values() if self.staged else ():
@@ -132,7 +127,7 @@ class _Walk:
             action = Action(step.way, step.stage, step.micro_batch)
             machine = self.machines.get(step.stage)
             if step.do in ("send", "receive"):
-                yield from self._message(action, "send" if step.do == "send" else "others")
+                yield from self.program.message(self.rank, action, "send" if step.do == "send" else "others")
             elif runs(step):
                 yield from self._pass(action, last=step in syncs)
             elif machine is not None:
@@ -144,12 +139,6 @@ class _Walk:
                 self.open[step.micro_batch] -= 1
                 if not self.open[step.micro_batch]:
                     yield Part("micro_batch", "backward", step.micro_batch, MICRO_BATCH)
-
-    def _message(self, action: Action, ops: Literal["send", "others"]) -> Iterator[Part]:
-        """Yield what a stage sends after a pass, or what it receives for it."""
-        phase: Phase = "forward" if action.kind == "F" else "backward"
-        ahead = (action.kind == "F") == (ops == "send")
-        yield from self.program.boundary(self.rank, action, phase, action.stage + (1 if ahead else -1), ops)
 
     def _pass(self, action: Action, *, last: bool) -> Iterator[Part]:
         go = self._forward if action.kind == "F" else self._backward
@@ -210,15 +199,18 @@ class _Walk:
                 yield from self._calls(machine.leave_backward(at), action)
 
     def _calls(self, calls: Iterable[Call], action: Action) -> Iterator[Part]:
-        phase: Phase = "forward" if action.kind == "F" else "backward"
         for call in calls:
-            yield Part(f"{call.what} {call.group.name}", phase, action.micro_batch, call.group.label)
+            yield Part(
+                f"{call.what} {call.group.name}", phase_of(action), action.micro_batch, call.group.label
+            )
 
 
 def _of_stage(machine: Machine, step: Step) -> Iterable[Call]:
     """Gather a whole stage, let go of it, or reduce its gradients."""
+    if step.do == "gather":
+        return machine.gather_all()
+    if step.do == "reduce":
+        return machine.reduce_all()
     if step.do == "let_go":
         machine.let_go()
-    return (
-        machine.gather_all() if step.do == "gather" else machine.reduce_all() if step.do == "reduce" else ()
-    )
+    return ()
