@@ -107,9 +107,9 @@ def shard(part: CausalModel, job: Job, options: TorchOptions, axes: Axes) -> Non
     if options.shard_placement_fn:
         common["shard_placement_fn"] = _placement(part, job)
     reshard = _reshard(job, options)
-    _shard_experts(
-        part, {**common, "reshard_after_forward": None if part_of_ranks(reshard) else reshard}, axes
-    )
+    # Experts have ranks of their own, so that a number of ranks that keep weights among them is none for them.
+    own = {**common, "reshard_after_forward": reshard if isinstance(reshard, bool) else None}
+    _shard_experts(part, own, axes)
     model = job.setting.model
     units = [modules for unit in options.units for modules in _modules(part, model, unit)]
     with _lazy_chunks():
@@ -145,11 +145,6 @@ def _tell_next(part: CausalModel, units: Sequence[nn.Module]) -> None:
 def _seen_from(here: nn.Module, unit: nn.Module, part: CausalModel) -> list[Any]:
     inside = [x for x in unit.modules() if x is not unit and isinstance(x, FSDPModule)]
     return [unit, *inside] if here in part.blocks else [unit]
-
-
-def part_of_ranks(reshard: bool | int | None) -> bool:
-    """Whether weights stay gathered among some ranks only; experts, which have ranks of their own, do not."""
-    return reshard is not None and not isinstance(reshard, bool)
 
 
 def _shard_experts(part: CausalModel, common: dict[str, Any], axes: Axes) -> None:

@@ -4,17 +4,8 @@ from meshcost import symbols as sym
 from meshcost.formula import Values
 from meshcost.mesh import Mesh
 from meshcost.strategies.setting import Setting
+from meshcost.strategies.view import AXIS_SYMBOL
 
-_AXIS_SIZES = {
-    "tensor": sym.t,
-    "context": sym.c,
-    "data": sym.d,
-    "replicate": sym.r,
-    "pipeline": sym.p,
-    "expert": sym.e,
-    "expert_tensor": sym.t_e,
-    "expert_data": sym.d_e,
-}
 _TYPES = {
     sym.b_w: "weights",
     sym.b_g: "reduce",
@@ -30,7 +21,8 @@ def numbers(setting: Setting, mesh: Mesh, chunks: int, micro_batches: int) -> Va
     types = {symbol: setting.precision.bytes(what) for symbol, what in _TYPES.items()}
     return {
         **setting.model.dims,
-        **{symbol: mesh.size(axis) for axis, symbol in _AXIS_SIZES.items()},
+        # Replicas are as many for experts as for all else, and say it with one symbol.
+        **{symbol: mesh.size(axis) for axis, symbol in AXIS_SYMBOL.items() if axis != "expert_replicate"},
         **{symbol: int(x) if x.denominator == 1 else x for symbol, x in types.items()},
         sym.s: batch.sequence,
         sym.b: batch.micro_batch,

@@ -147,6 +147,17 @@ class Setting:
         return bool(self.parallel["tensor"].vocabulary_parallel) or is_forced
 
     @property
+    def unties(self) -> bool:
+        """Whether torch makes two weights of a tied one: its plan splits both the embedding and the head."""
+        return self.model.tied and self.size("tensor") > 1 and self.splits_vocabulary
+
+    def makes_new(self, weight: Weight) -> bool:
+        """Whether the style SequenceParallel makes a new weight of a norm: every rank has it whole and sees only a part."""
+        is_whole_norm = weight.group == "norm" and weight.shard is None
+        sees_part = weight.split_input or self.sequence_parallel
+        return self.size("tensor") > 1 and is_whole_norm and sees_part
+
+    @property
     def expert_tensor(self) -> int:
         """Ranks that split one expert; as many as split the rest, unless the job says otherwise."""
         return int(self.parallel["expert"].expert_tensor or self.size("tensor"))

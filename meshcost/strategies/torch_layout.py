@@ -7,8 +7,12 @@ from sympy import Expr, Integer
 
 from meshcost import symbols as sym
 from meshcost.models import Kind, Weight
+from meshcost.strategies.data.options import SHARDS_WEIGHTS
 from meshcost.strategies.view import Unit, View
 from meshcost.units import DTYPE_BYTES
+
+#: Axes over which replicas of all weights lie.
+REPLICAS = ("data", "context", "replicate")
 
 #: Data types of PyTorch that have another name here.
 _AS_STORED = {"tf32": "fp32"}
@@ -16,12 +20,12 @@ _AS_STORED = {"tf32": "fp32"}
 
 def shards_weights(view: View) -> bool:
     """Whether the job wants fully_shard."""
-    return view.setting.parallel["data"].strategy in ("fsdp", "zero3")
+    return view.setting.parallel["data"].strategy in SHARDS_WEIGHTS
 
 
 def replicates(view: View) -> bool:
     """Whether the model is wrapped in DistributedDataParallel."""
-    return not shards_weights(view) and view.mesh.size("data", "context", "replicate") > 1
+    return not shards_weights(view) and view.mesh.size(*REPLICAS) > 1
 
 
 def computed_in(view: View) -> tuple[str, Expr]:
@@ -83,8 +87,7 @@ def partial_runs(view: View, weights: tuple[Weight, ...]) -> Iterator[tuple[Expr
 
 def is_partial(view: View, weight: Weight) -> bool:
     """Whether a weight has a gradient that is a partial sum over the tensor axis: it has the style SequenceParallel."""
-    is_norm = weight.group == "norm" and not view.is_split(weight)
-    return view.mesh.size("tensor") > 1 and is_norm and (weight.split_input or view.setting.sequence_parallel)
+    return view.setting.makes_new(weight)
 
 
 def is_trained(view: View, weight: Weight) -> bool:

@@ -19,9 +19,6 @@ from meshcost.units import DTYPE_BYTES
 
 MIB = 2**20
 
-#: Axes over which replicas of the weights lie.
-REPLICAS = ("data", "context", "replicate")
-
 #: The first bucket is small, so that the first all-reduce starts early, unless a person sets the size.
 FIRST_MIB, DEFAULT_MIB = 1, 25
 

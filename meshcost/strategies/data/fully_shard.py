@@ -42,6 +42,15 @@ def sharding_of(setting: Setting, units: Units) -> Sharding | None:
     )
 
 
+def by_name(setting: Setting, units: Units) -> dict[str, WrappedGroup]:
+    """Find the kinds of groups of all stages, by the first of each: those of one name hold the same weights."""
+    found: dict[str, WrappedGroup] = {}
+    for stage in range(len(units)):
+        for made in wrapped(setting, units, stage):
+            found.setdefault(made.group.name, made)
+    return found
+
+
 def wrapped(setting: Setting, units: Units, stage: int) -> list[WrappedGroup]:
     """List the groups of one virtual stage, outermost first, as torch does."""
     placed = placed_weights(setting, units, stage)

@@ -8,12 +8,13 @@ Source   torch.distributed.fsdp.fully_shard and its shard_placement_fn, torch 2.
 
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from functools import partial
 
 from sympy import Add, Expr, Mul, ceiling
 
 from meshcost.formula import value
 from meshcost.models import Weight
-from meshcost.strategies.data.fully_shard import WrappedGroup, wrapped
+from meshcost.strategies.data.fully_shard import by_name
 from meshcost.strategies.data.textbook import DENSE, EXPERTS
 from meshcost.strategies.setting import Setting
 from meshcost.strategies.view import View
@@ -68,28 +69,21 @@ def placement_problems(setting: Setting) -> Iterator[str]:
 
 def surprises(view: View) -> Iterator[str]:
     """Say where much more is gathered than there is, and what helps."""
-    told: set[str] = set()
-    for stage in range(len(view.program.units)):
-        for made in wrapped(view.setting, view.program.units, stage):
-            axes = _axes(made)
-            whole = value(Add(*(view.local(weight) for weight in made.weights)), view.values)
-            moved = value(padded(view, made.weights, axes), view.values)
-            if made.group.name in told or moved <= whole * _WORTH_A_WORD:
-                continue
-            told.add(made.group.name)
-            size = view.setting.precision.bytes("weights")
-            most = max(made.weights, key=lambda weight: _excess(view, weight, axes))
-            yield (
-                f"fully_shard gathers {human_bytes(int(moved * size))} for {human_bytes(int(whole * size))} of weights in "
-                f"each {made.group.name}: {most.name} has {value(_length(view, most), view.values)} rows for "
-                f"{view.mesh.size(*axes)} ranks, and is padded. Shard another dim (torch.shard_placement_fn), spread "
-                "experts (parallel.expert.size), or shard over fewer ranks (parallel.data.replicate)."
-            )
+    size = view.setting.precision.bytes("weights")
+    for name, made in by_name(view.setting, view.program.units).items():
+        axes = (EXPERTS if made.apart else DENSE).axes
+        whole = value(Add(*(view.local(weight) for weight in made.weights)), view.values)
+        moved = value(padded(view, made.weights, axes), view.values)
+        if moved <= whole * _WORTH_A_WORD:
+            continue
+        most = max(made.weights, key=partial(_excess, view, axes))
+        yield (
+            f"fully_shard gathers {human_bytes(int(moved * size))} for {human_bytes(int(whole * size))} of weights in "
+            f"each {name}: {most.name} has {value(_length(view, most), view.values)} rows for "
+            f"{view.mesh.size(*axes)} ranks, and is padded. Shard another dim (torch.shard_placement_fn), spread "
+            "experts (parallel.expert.size), or shard over fewer ranks (parallel.data.replicate)."
+        )
 
 
-def _axes(made: WrappedGroup) -> tuple[str, ...]:
-    return (EXPERTS if made.apart else DENSE).axes
-
-
-def _excess(view: View, weight: Weight, axes: tuple[str, ...]) -> int:
+def _excess(view: View, axes: tuple[str, ...], weight: Weight) -> int:
     return int(value(padded(view, (weight,), axes) - view.local(weight), view.values))

@@ -36,26 +36,19 @@ def placed_weights(setting: Setting, units: Units, stage: int) -> list[Placed]:
         for _ in range(number):
             label = unit if unit in ("embedding", "head") else f"{unit} {layer}"
             weights = kinds[unit].weights if unit in kinds else _outside(setting, unit, apart=stage > 0)
-            trained = [_as_trained(setting, weight) for weight in weights]
+            # A new weight trains even where the one that it replaces was frozen.
+            trained = [replace(w, trainable=True) if setting.makes_new(w) else w for w in weights]
             found += [Placed(w.name.replace("{layer}", str(layer)), place, label, w) for w in trained]
             layer += unit in kinds
             place += 1
     return found
 
 
-def _as_trained(setting: Setting, weight: Weight) -> Weight:
-    """The style SequenceParallel makes new weights of norms, which train even where the old ones were frozen."""
-    splits = weight.split_input or setting.sequence_parallel
-    is_new = setting.size("tensor") > 1 and weight.group == "norm" and weight.shard is None and splits
-    return replace(weight, trainable=True) if is_new else weight
-
-
 def _outside(setting: Setting, unit: str, *, apart: bool) -> tuple[Weight, ...]:
     """Weights at one end of the model. A tied head far from the embedding, or split as it is, is a weight of its own."""
     model = setting.model
     weights = model.unit_weights("embedding" if unit == "embedding" else "head")
-    apart |= setting.size("tensor") > 1 and setting.splits_vocabulary
-    if unit == "embedding" or not (model.tied and apart):
+    if unit == "embedding" or not (setting.unties or (model.tied and apart)):
         return weights
     words = (w for w in model.unit_weights("embedding") if w.group == "embedding")
     return (*weights, *(replace(w, name=TIED_HEAD, unit="head") for w in words))

@@ -15,20 +15,20 @@ from dataclasses import replace
 from meshcost import symbols as sym
 from meshcost.event import Event, Phase
 from meshcost.strategies.data import torch_replicated as replicated
-from meshcost.strategies.data.buckets import REPLICAS
-from meshcost.strategies.data.fully_shard import WrappedGroup, wrapped
-from meshcost.strategies.data.options import SHARDS_WEIGHTS, DataParallel
+from meshcost.strategies.data.fully_shard import WrappedGroup, by_name
+from meshcost.strategies.data.options import DataParallel
 from meshcost.strategies.data.padding import padded
 from meshcost.strategies.data.textbook import DENSE, EXPERTS
 from meshcost.strategies.data.torch_counts import Counts
+from meshcost.strategies.torch_layout import replicates, shards_weights
 from meshcost.strategies.view import Draft, View
 
 
 def events(data: DataParallel, view: View) -> Iterator[Event]:
     """Yield what the asked-for strategy calls."""
-    if data.strategy in SHARDS_WEIGHTS:
+    if shards_weights(view):
         yield from _fully_sharded(view)
-    elif view.mesh.size(*REPLICAS) > 1:
+    elif replicates(view):
         yield from replicated.events(data, view)
 
 
@@ -36,11 +36,8 @@ def events(data: DataParallel, view: View) -> Iterator[Event]:
 
 
 def _fully_sharded(view: View) -> Iterator[Event]:
-    groups: dict[str, WrappedGroup] = {}
-    for stage in range(len(view.program.units)):
-        groups |= {made.group.name: made for made in wrapped(view.setting, view.program.units, stage)}
     counts = Counts(view)
-    for name, made in groups.items():
+    for name, made in by_name(view.setting, view.program.units).items():
         yield from _group(view, name, made, counts)
 
 

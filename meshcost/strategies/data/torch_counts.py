@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from sympy import Expr, Integer, Rational
 
@@ -82,13 +82,19 @@ class Counts:
         return asked if asked <= enough else enough + (asked - enough) % step
 
     @cached_property
-    def _samples(self) -> list[tuple[Calls, ...]]:
-        schedule = self.program.schedule
-        sizes = [self._first + self._step * more for more in range(3)]
-        if has_long_rounds(schedule):
-            sizes = [schedule.micro_batches]
-        programs = [replace(self.program, schedule=replace(schedule, micro_batches=size)) for size in sizes]
-        return [tuple(_count(program, rank) for program in programs) for rank in range(self.view.mesh.stages)]
+    def _samples(self) -> tuple[tuple[Calls, ...], ...]:
+        sizes = tuple(self._first + self._step * more for more in range(3))
+        if has_long_rounds(self.program.schedule):
+            sizes = (self.program.schedule.micro_batches,)
+        return _sampled(self.program, sizes)
+
+
+@lru_cache(maxsize=8)
+def _sampled(program: Program, sizes: tuple[int, ...]) -> tuple[tuple[Calls, ...], ...]:
+    """Calls of each rank for some numbers of micro-batches. Several strategies ask for those of one program."""
+    schedule = program.schedule
+    programs = [replace(program, schedule=replace(schedule, micro_batches=size)) for size in sizes]
+    return tuple(tuple(_count(each, rank) for each in programs) for rank in range(schedule.ranks))
 
 
 def _count(program: Program, rank: int) -> Calls:

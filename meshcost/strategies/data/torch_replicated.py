@@ -15,7 +15,6 @@ from sympy import Integer, Rational
 
 from meshcost.event import Event, Phase, Site
 from meshcost.strategies.data.buckets import (
-    REPLICAS,
     bucket_elements,
     bucket_name,
     buckets,
@@ -27,6 +26,7 @@ from meshcost.strategies.data.buckets import (
 from meshcost.strategies.data.options import DataParallel, syncs_every
 from meshcost.strategies.data.placed import Placed
 from meshcost.strategies.data.torch_counts import Counts
+from meshcost.strategies.torch_layout import REPLICAS
 from meshcost.strategies.view import Draft, View, When
 from meshcost.units import DTYPE_BYTES
 

@@ -4,30 +4,32 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from meshcost.program import Program
-from meshcost.strategies.data.buckets import REPLICAS, bucket_name, buckets, reduced
+from meshcost.strategies.data.buckets import bucket_name, buckets, reduced
 from meshcost.strategies.data.fully_shard import sharding_of
-from meshcost.strategies.data.options import SHARDS_WEIGHTS, syncs_every
+from meshcost.strategies.data.options import syncs_every
 from meshcost.strategies.data.torch_replicated import handed_out
+from meshcost.strategies.torch_layout import replicates, shards_weights
 from meshcost.strategies.view import View
 from meshcost.torch_program import Bucket, TorchProgram
 
 
 def torch_program(view: View) -> Program:
     """Put around the units of a view's program what the data strategy calls there."""
-    data, program = view.setting.parallel["data"], view.program
+    program = view.program
     plain = TorchProgram(
         program.schedule, program.units, votes=view.setting.torch.step == 0 and view.mesh.stages > 1
     )
-    if data.strategy in SHARDS_WEIGHTS:
+    if shards_weights(view):
         return replace(plain, sharding=sharding_of(view.setting, program.units))
-    if view.mesh.size(*REPLICAS) == 1:
+    if not replicates(view):
         return plain
+    updates = view.setting.parallel["data"].strategy == "zero1"
     stages = range(len(program.units))
     return replace(
         plain,
         buckets=tuple(tuple(_buckets(view, stage)) for stage in stages),
         buckets_every=syncs_every(view.setting) and view.mesh.stages == 1,
-        updates=tuple(tuple(_updates(view, stage)) for stage in stages) if data.strategy == "zero1" else (),
+        updates=tuple(tuple(_updates(view, stage)) for stage in stages) if updates else (),
     )
 
 

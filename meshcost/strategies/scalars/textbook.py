@@ -26,7 +26,7 @@ def events(scalars: Scalars, view: View) -> Iterator[Event]:
     everywhere = Stage(tuple(range(view.mesh.stages)), (), view.values)
     yield from reported(scalars, view)
     if scalars.loss:
-        yield from _loss(view)
+        yield from loss(view)
     if scalars.gradient_norm:
         sharded = view.setting.parallel["data"].strategy != "ddp"
         dense = ("data", "context") if sharded else ()
@@ -63,7 +63,8 @@ def _norm(view: View, stage: Stage, axes: tuple[str, ...], what: str) -> Iterato
     yield from view.once(draft, stage, order=(0,))
 
 
-def _loss(view: View) -> Iterator[Event]:
+def loss(view: View) -> Iterator[Event]:
+    """Yield the mean loss of the step, over all ranks that saw different tokens."""
     schedule = view.program.schedule
     last = schedule.virtual_stages - 1
     ranks = {schedule.host(last, 0), schedule.host(last, schedule.micro_batches - 1)}

@@ -15,7 +15,7 @@ from sympy import Add, Expr, Integer
 from meshcost.event import Event, Phase
 from meshcost.models import Weight
 from meshcost.strategies.scalars.options import Scalars
-from meshcost.strategies.scalars.textbook import reported
+from meshcost.strategies.scalars.textbook import loss, reported
 from meshcost.strategies.torch_layout import (
     computed_in,
     is_trained,
@@ -38,7 +38,7 @@ def events(scalars: Scalars, view: View) -> Iterator[Event]:
     """Yield the loss and the norm."""
     yield from reported(scalars, view)
     if scalars.loss:
-        yield from _loss(view)
+        yield from loss(view)
     if scalars.gradient_norm:
         for unit in view.units:
             yield from _partial(view, unit)
@@ -51,14 +51,6 @@ def events(scalars: Scalars, view: View) -> Iterator[Event]:
 
 def _draft(axes: tuple[str, ...], phase: Phase, payload: Expr, why: str, dtype: str = "fp32") -> Draft:
     return Draft("scalars", "all_reduce", axes, phase, payload, dtype, why)
-
-
-def _loss(view: View) -> Iterator[Event]:
-    schedule = view.program.schedule
-    last = schedule.virtual_stages - 1
-    ranks = {schedule.host(last, 0), schedule.host(last, schedule.micro_batches - 1)}
-    draft = _draft(("data", "context", "replicate"), "backward", _FP32_BYTES, "mean loss of the step")
-    yield from view.once(draft, Stage(tuple(sorted(ranks)), (), view.values), order=(20,))
 
 
 def _partial(view: View, unit: Unit) -> Iterator[Event]:
@@ -115,8 +107,8 @@ def _mesh(view: View, weight: Weight, *, is_planned: bool) -> Dims:
 
 def _second_tied_weight(view: View, unit: Unit) -> tuple[Weight, ...]:
     """A plan for both the embedding and a head tied to it makes two weights of one."""
-    model = view.setting.model
-    is_split = view.mesh.size("tensor") > 1 and view.setting.splits_vocabulary
-    if unit.name != "head" or not (model.tied and is_split) or view.tie_ranks:
+    if unit.name != "head" or not view.setting.unties or view.tie_ranks:
         return ()
-    return tuple(w for w in model.unit_weights("embedding") if w.group == "embedding" and w.trainable)
+    return tuple(
+        w for w in view.setting.model.unit_weights("embedding") if w.group == "embedding" and w.trainable
+    )

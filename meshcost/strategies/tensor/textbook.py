@@ -105,7 +105,7 @@ def _embedding(tensor: TensorParallel, view: View, unit: Unit) -> Iterator[Event
 
 def _head(tensor: TensorParallel, view: View, unit: Unit) -> Iterator[Event]:
     """Each rank computes the logits of its part of the vocabulary."""
-    edge = [Edge(_head_width(view, unit), 1, "input of the head")]
+    edge = [Edge(head_width(view, unit), 1, "input of the head")]
     yield from _edges(view, unit, edge, Crossing("in", FORWARD, (1,)))
     yield from _edges(view, unit, edge, Crossing("out", BACKWARD, (1,)))
     if not tensor.loss_parallel:
@@ -117,7 +117,7 @@ def _head(tensor: TensorParallel, view: View, unit: Unit) -> Iterator[Event]:
         yield from view.call(_fp32_per_token("forward", why), unit, order=(3, number))
 
 
-def _head_width(view: View, unit: Unit) -> Expr:
+def head_width(view: View, unit: Unit) -> Expr:
     """Width of what the head multiplies; a tied head is the word embedding again."""
     weights = (*unit.held, *view.setting.model.unit_weights("embedding"))
     rows = (w for w in weights if w.group in ("head", "embedding") and len(w.shape) == 2)

@@ -19,10 +19,11 @@ from sympy import Expr
 from meshcost import symbols as sym
 from meshcost.event import Event, Phase
 from meshcost.models import Kind, Region, Weight
-from meshcost.strategies.data.fully_shard import wrapped
+from meshcost.strategies.data.fully_shard import by_name
 from meshcost.strategies.data.torch_counts import Counts
 from meshcost.strategies.regions import BACKWARD, FORWARD, RECOMPUTE, Pass, passes, tensor_regions
 from meshcost.strategies.tensor.options import TensorParallel
+from meshcost.strategies.tensor.textbook import head_width
 from meshcost.strategies.torch_layout import (
     computed_in,
     gradients_from,
@@ -124,14 +125,20 @@ def _region(view: View, unit: Unit, border: Border, step: Pass) -> Iterator[Even
         for width in dict.fromkeys(border.region.inputs):
             why = f"collect the input of {name}{step.note}"
             draft = _activations(view, "all_gather", width, step.phase, why)
-            if not (step is RECOMPUTE and draft.op in view.setting.torch.checkpoint_saves):
-                yield from view.call(draft, unit, order=enter)
-    out = _sum(view, border.region.output, step, f"output of {name}")
+            yield from _unless_saved(view, unit, step, draft, enter)
     if step is RECOMPUTE and (border.is_last and view.setting.torch.early_stop):
         # Recomputation stops once the last input that backward needs is there, which is before this sum.
         return
-    if not (step is RECOMPUTE and out.op in view.setting.torch.checkpoint_saves):
-        yield from view.call(out, unit, order=leave)
+    out = _sum(view, border.region.output, step, f"output of {name}")
+    yield from _unless_saved(view, unit, step, out, leave)
+
+
+def _unless_saved(
+    view: View, unit: Unit, step: Pass, draft: Draft, order: tuple[int, ...]
+) -> Iterator[Event]:
+    """Place a draft, unless it would be computed again and its result was saved."""
+    if not (step is RECOMPUTE and draft.op in view.setting.torch.checkpoint_saves):
+        yield from view.call(draft, unit, order=order)
 
 
 def _split_again(view: View, unit: Unit, border: Border, order: tuple[int, ...]) -> Iterator[Event]:
@@ -180,7 +187,7 @@ def _embedding(tensor: TensorParallel, view: View, unit: Unit) -> Iterator[Event
 
 def _head(tensor: TensorParallel, view: View, unit: Unit) -> Iterator[Event]:
     """Each rank computes the logits of its part of the vocabulary."""
-    width = _head_width(view, unit)
+    width = head_width(view, unit)
     if view.setting.sequence_parallel:
         why = "collect the input of the head"
         yield from view.call(_activations(view, "all_gather", width, "forward", why), unit, order=(1,))
@@ -194,13 +201,6 @@ def _head(tensor: TensorParallel, view: View, unit: Unit) -> Iterator[Event]:
         why = f"loss on split logits: {what} of each token"
         draft = Draft("tensor", "all_reduce", _AXES, "forward", 4 * sym.T, "fp32", why)
         yield from view.call(draft, unit, order=(3, number))
-
-
-def _head_width(view: View, unit: Unit) -> Expr:
-    """Width of what the head multiplies; a tied head is the word embedding again."""
-    weights = (*unit.held, *view.setting.model.unit_weights("embedding"))
-    rows = (w for w in weights if w.group in ("head", "embedding") and len(w.shape) == 2)
-    return next((w.shape[1] for w in rows), sym.h)
 
 
 def _trains_before_head(view: View, unit: Unit) -> bool:
@@ -234,19 +234,15 @@ def _partial(view: View, unit: Unit, place: int) -> Iterator[Event]:
 
 def _partial_in_groups(view: View) -> Iterator[Event]:
     """fully_shard makes gradients whole when it is about to scatter those of a group."""
-    program, units = view.program, view.program.units
-    groups = [made for stage in range(len(units)) for made in wrapped(view.setting, units, stage)]
-    sharding, micro_batches = (
-        program.sharding if isinstance(program, TorchProgram) else None,
-        program.schedule.micro_batches,
-    )
+    program = view.program
+    sharding = program.sharding if isinstance(program, TorchProgram) else None
     # Gradients that wait for later ones are kept in the data type in which they will be reduced.
     waits = sharding is not None and (
-        sharding.staged or (sharding.gradient_sync == "last" and micro_batches > 1)
+        sharding.staged or (sharding.gradient_sync == "last" and program.schedule.micro_batches > 1)
     )
     dtype, size = (view.setting.precision.dtype("reduce"), sym.b_g) if waits else computed_in(view)
     counts = Counts(view)
-    for name, made in {made.group.name: made for made in groups}.items():
+    for name, made in by_name(view.setting, program.units).items():
         for number, (elements, times) in enumerate(partial_runs(view, made.weights)):
             why = f"sum the gradients of norms that stayed partial sums, before those of {name} are scattered"
             draft = Draft("tensor", "all_reduce", _AXES, "backward", elements * size, dtype, why)
