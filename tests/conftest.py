@@ -3,7 +3,7 @@
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 from meshcost.cli import main
+from meshcost.execute.recording_compare import CallLike, differences, first_out_of_order, text_of
 
 settings.register_profile("dev", max_examples=50, deadline=None)
 settings.register_profile("ci", max_examples=50, deadline=None, derandomize=True, print_blob=True)
@@ -47,3 +48,16 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
     yield call
     gc.enable()
+
+
+@pytest.fixture(scope="session")
+def equal_calls() -> Callable[..., None]:
+    """Require that one side makes the calls of the other: the same ones, and in the same order."""
+
+    def check(expected: Iterable[CallLike], seen: Iterable[CallLike], title: str, rank: int = 0) -> None:
+        expected, seen = list(expected), list(seen)
+        found = differences(expected, seen, rank=rank)
+        assert not found, text_of(found, title)
+        assert first_out_of_order(expected, seen) is None
+
+    return check

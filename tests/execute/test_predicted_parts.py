@@ -1,13 +1,13 @@
 """Predicted equals traced, call by call and in order: attention in a ring, experts, and tensor parallelism with the rest."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from meshcost.execute.recording import Recording
-from meshcost.execute.recording_compare import differences, first_out_of_order, text_of
 from meshcost.execute.recording_truth import read_truth
 from meshcost.job import Job, analyze
 
@@ -155,14 +155,12 @@ NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name fo
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_predicted_is_traced(name: str):
+def test_predicted_is_traced(name: str, equal_calls: Callable[..., None]):
     asked = CASES[name]
     ledger = analyze(asked)
     for rank, recording in trace(asked, steps=steps(asked)).items():
         predicted, seen = list(ledger.calls(rank)), recording.steady()
-        found = differences(predicted, seen, rank=rank)
-        assert not found, text_of(found, name)
-        assert first_out_of_order(predicted, seen) is None
+        equal_calls(predicted, seen, name, rank)
 
 
 # -- what others recorded on real processes, of attention and of the exchange of tokens alone --------------------------
@@ -201,6 +199,8 @@ def test_predicted_is_recorded(
     parallel: dict[str, Any],
     batch: tuple[int, int],
     dtype: str,
+    *,
+    equal_calls: Callable[..., None],
 ):
     sequence, size = batch
     asked = job(model, parallel, batch=size, precision={"weights": dtype})
@@ -209,6 +209,4 @@ def test_predicted_is_recorded(
     ledger = analyze(Job(**{**fields, "batch": batch_of_it}))
     for rank, recording in recorded(name).items():
         predicted = [call for call in ledger.calls(rank) if call.strategy == strategy]
-        found = differences(predicted, recording, rank=rank)
-        assert not found, text_of(found, name)
-        assert first_out_of_order(predicted, recording) is None
+        equal_calls(predicted, recording, name, rank)

@@ -1,11 +1,11 @@
 """Predicted equals traced, call by call and in order: pipelines, with and without replicas, shards and split weights."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from meshcost.execute.recording_compare import differences, first_out_of_order, text_of
 from meshcost.job import Job, analyze
 from meshcost.schedule import Schedule
 from meshcost.torch_schedule import LISTED, refused, steps
@@ -87,7 +87,7 @@ CASES: dict[str, Job] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_predicted_is_traced(name: str):
+def test_predicted_is_traced(name: str, equal_calls: Callable[..., None]):
     asked = CASES[name]
     ledger = analyze(asked)
     # Replicas agree on their buckets in the first two steps.
@@ -95,9 +95,7 @@ def test_predicted_is_traced(name: str):
         step = max(call.step for call in recording.calls) if asked.torch.step is None else asked.torch.step
         seen = [call for call in recording.calls if call.step == step and call.phase != "setup"]
         predicted = list(ledger.calls(rank))
-        found = differences(predicted, seen, rank=rank)
-        assert not found, text_of(found, name)
-        assert first_out_of_order(predicted, seen) is None
+        equal_calls(predicted, seen, name, rank)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])

@@ -5,6 +5,7 @@ nobody here wrote. Each stands beside the job that describes it; the prediction 
 """
 
 import json
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from typing import Any
 import pytest
 
 from meshcost.execute.recording import SETUP, Recording
-from meshcost.execute.recording_compare import differences, first_out_of_order, text_of
 from meshcost.execute.recording_truth import read_truth
 from meshcost.job import Job, analyze
 from meshcost.ledger import Ledger
@@ -40,16 +40,14 @@ def job_of(name: str, step: int) -> Job:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_call_is_predicted(name: str):
+def test_every_call_is_predicted(name: str, equal_calls: Callable[..., None]):
     step = last_step(name)
     job = job_of(name, step)
     ledger = analyze(job)
     for rank, recording in recorded(name).items():
         observed = [call for call in recording if call.step == step and call.phase != SETUP]
         predicted = list(ledger.calls(rank))
-        found = differences(predicted, observed, rank=rank)
-        assert not found, text_of(found, name)
-        assert first_out_of_order(predicted, observed) is None
+        equal_calls(predicted, observed, name, rank)
 
 
 @pytest.mark.parametrize("name", NAMES)
