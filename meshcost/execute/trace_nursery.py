@@ -14,11 +14,15 @@ import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 #: A fork without exec is not safe with the frameworks of macOS.
 FORKS = sys.platform == "linux"
+
+#: How often the nursery looks whether a rank has ended.
+_LOOK_SECONDS = 0.02
 
 
 class Nursery:
@@ -26,7 +30,8 @@ class Nursery:
 
     def __init__(self) -> None:
         """Start it; it has torch loaded some seconds later."""
-        self.process = _started()
+        self.complaints = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        self.process = _started(self.complaints)
         atexit.register(self.end)
 
     def start(self, folder: Path, ranks: int) -> None:
@@ -45,24 +50,32 @@ class Nursery:
         line = self.process.stdout.readline()
         return {row["rank"]: row["status"] for row in ([json.loads(line)] if line else [])}
 
+    def died(self) -> str | None:
+        """Why it has ended by itself, if it has."""
+        if self.process.poll() is None:
+            return None
+        self.complaints.seek(0)
+        said = self.complaints.read().decode(errors="replace").strip()
+        return said.splitlines()[-1] if said else f"exit status {self.process.returncode}"
+
     def end(self) -> None:
         """End it and all ranks, whatever they are doing."""
         atexit.unregister(self.end)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout):
+        for stream in (self.process.stdin, self.process.stdout, self.complaints):
             if stream is not None:
                 with contextlib.suppress(OSError):
                     stream.close()
 
 
-def _started(*arguments: str) -> subprocess.Popen[bytes]:
+def _started(complaints: IO[bytes]) -> subprocess.Popen[bytes]:
     root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
-        [sys.executable, "-m", "meshcost.execute.trace_nursery", *arguments],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
+        [sys.executable, "-m", "meshcost.execute.trace_nursery"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints, bufsize=0,
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, start_new_session=True,
     )  # fmt: skip
 
@@ -72,22 +85,21 @@ def serve() -> None:
     import meshcost.execute.trace_member  # noqa: F401 - loaded before the forks
 
     children: dict[int, int] = {}
-
-    def reap(*_: Any) -> None:
-        while children:
-            process, status = os.waitpid(-1, os.WNOHANG)
-            if not process:
-                return
-            row = {"rank": children.pop(process), "status": os.waitstatus_to_exitcode(status)}
-            os.write(1, json.dumps(row).encode() + b"\n")
-
-    signal.signal(signal.SIGCHLD, reap)
-    while line := sys.stdin.buffer.readline():
-        job = json.loads(line)
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
-        for rank in range(job["ranks"]):
-            children[_start(job["folder"], rank)] = rank
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+    with selectors.DefaultSelector() as selector, os.fdopen(0, "rb", buffering=0) as jobs:
+        selector.register(jobs, selectors.EVENT_READ)
+        while True:
+            # Looks instead of waiting for a signal: a handler could run between a fork and what is noted of it.
+            if selector.select(_LOOK_SECONDS if children else None):
+                line = jobs.readline()
+                if not line:
+                    break
+                job = json.loads(line)
+                children |= {_start(job["folder"], rank): rank for rank in range(job["ranks"])}
+            for process in [*children]:
+                done, status = os.waitpid(process, os.WNOHANG)
+                if done:
+                    row = {"rank": children.pop(process), "status": os.waitstatus_to_exitcode(status)}
+                    os.write(1, json.dumps(row).encode() + b"\n")
     os.killpg(0, signal.SIGKILL)  # whoever asked is gone
 
 
@@ -100,8 +112,6 @@ def _start(folder: str, rank: int) -> int:
         return process
     status = 1
     try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
         os.dup2(os.open(os.devnull, os.O_RDWR), 0)
         os.dup2(0, 1)
         _be_rank(folder, rank)

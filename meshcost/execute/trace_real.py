@@ -48,8 +48,8 @@ def _wait(nursery: Nursery, folder: Path, ranks: int, timeout_seconds: float) ->
     while running:
         if time.monotonic() > until:
             raise ExecutionError(f"trace: the ranks have not finished after {timeout_seconds:g} s.")
-        if nursery.process.poll() is not None:
-            raise ExecutionError(f"trace: ranks cannot be started: exit status {nursery.process.returncode}.")
+        if died := nursery.died():
+            raise ExecutionError(f"trace: ranks cannot be started: {died}.")
         ended = nursery.ended(seconds=0.1)
         running -= set(ended)
         _raise_failure(ended, folder)
