@@ -14,7 +14,8 @@ class Call:
     """One call that one rank makes: what it puts in, what it gets out, with whom.
 
     ``tag`` is the number that both ends of a message between stages hand to send and receive: forward and backward
-    messages of two ranks can overtake each other. Messages around a ring have none, and arrive in order.
+    messages of two ranks can overtake each other. Messages around a ring have none, and arrive in order. An
+    ``all_to_all`` in which each rank sends all to one other has the distance to it as ``shift``.
     """
 
     op: str
@@ -28,6 +29,7 @@ class Call:
     unit: str
     micro_batch: int | None = None
     tag: int | None = None
+    shift: int = 0
 
 
 def group_of(event: Event, mesh: Mesh, rank: int) -> Group:
@@ -95,5 +97,5 @@ class Unroller:
             into, out = (into, 0) if event.op == "send" else (0, out)
         return Call(
             event.op, ranks, into, out, event.dtype, event.phase, event.strategy, event.why,
-            part.label, part.micro_batch, tag,
+            part.label, part.micro_batch, tag, event.shift if event.op == "all_to_all" else 0,
         )  # fmt: skip

@@ -81,7 +81,8 @@ def traffic(
 
     ``payload_bytes`` is the S of nccl-tests, ``item_bytes`` one element, ``root`` the position that a rooted operation
     starts or ends at, and the sender of a ``send_recv``, which goes to the next position; ``shift`` sends from every
-    position to the next. Raises UnknownAlgorithm for an operation that Gloo does not have.
+    position to the next, and ``rotate`` is an all-to-all that does so. Raises UnknownAlgorithm for an operation that Gloo
+    does not have.
 
     >>> traffic("all_reduce", 0, ranks=4, payload_bytes=156).sent_bytes    # small calls are mostly frames
     1964
@@ -237,6 +238,11 @@ def _shift(call: _Call) -> Traffic:
     return Traffic(call.payload, call.payload, 1, 1)
 
 
+def _rotate(call: _Call) -> Traffic:
+    """An all-to-all that brings everything to one rank: to all others goes an empty message."""
+    return Traffic(call.payload, call.payload, call.ranks - 1, call.ranks - 1)
+
+
 def _barrier(call: _Call) -> Traffic:
     """Dissemination: one empty message in each of log2 n rounds."""
     rounds = (call.ranks - 1).bit_length()
@@ -256,5 +262,6 @@ _RULES = MappingProxyType(
         "scatter": _scatter,
         "barrier": _barrier,
         "shift": _shift,
+        "rotate": _rotate,
     }
 )

@@ -76,7 +76,7 @@ class Member:
         correct = done.check()
         self._suffer(case.op)
         self.tell({"stage": 2})
-        moved, seconds = self._count(f"{number}", case.members, done.run, iterations)
+        moved, seconds = self.counted(f"{number}", case.members, done.run, iterations)
         return {
             "chosen": own_choice(),
             "correct": correct,
@@ -94,7 +94,7 @@ class Member:
         player = Player(self.rank, cases, groups, self.device)
         self._suffer("step")
         self.tell({"stage": 2})
-        moved, seconds = self._count(f"{number}", everybody, lambda: player.run(order), 1)
+        moved, seconds = self.counted(f"{number}", everybody, lambda: player.run(order), 1)
         return {"correct": True, "seconds": seconds, "sent": moved.sent, "received": moved.received}
 
     def _prepare(self, case: Case, position: int, group: dist.ProcessGroup) -> Exercise:
@@ -102,9 +102,10 @@ class Member:
             return exercise(case, position, group, self.device)
         return interpreted(case, position, group, self.device)
 
-    def _count(
+    def counted(
         self, place: str, members: tuple[int, ...], run: Callable[[], None], iterations: int
     ) -> tuple[Bytes, float]:
+        """Run something while all members do: bytes that this rank moved, and seconds. ``place`` names it in the store."""
         self.meet(f"{place}/warm", members)
         before = self._settled()
         self.meet(f"{place}/start", members)

@@ -44,7 +44,7 @@ class Case:
 
     ``algorithm`` is ``native`` for the collective of the library itself, or the name of an algorithm of the shelf,
     whose schedule is then interpreted over point-to-point messages. ``members`` are the ranks of the world that take
-    part; ``root`` is a position among them.
+    part; ``root`` is a position among them, ``item_bytes`` one element.
     """
 
     op: str
@@ -53,6 +53,7 @@ class Case:
     algorithm: str = "native"
     root: int = 0
     label: str = ""
+    item_bytes: int = ITEM_BYTES
 
     @property
     def ranks(self) -> int:
@@ -71,7 +72,8 @@ class Case:
         if self.algorithm != "native":
             return scheduled_traffic(self, position)
         return traffic(
-            self.op, position, ranks=self.ranks, payload_bytes=self.payload_bytes, item_bytes=ITEM_BYTES, root=self.root
+            self.op, position, ranks=self.ranks, payload_bytes=self.payload_bytes, item_bytes=self.item_bytes,
+            root=self.root,
         )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ linear in the payload; elements are fp32 whatever the job's data type, because o
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -108,12 +108,7 @@ class Step:
 
     def predicted(self, rank: int) -> Traffic:
         """What one rank moves in the whole step, as Gloo does it, frames included."""
-        total, known = Traffic(), dict[Case, Traffic]()
-        for case in self.cases(rank):
-            if case not in known:
-                known[case] = case.predict(case.members.index(rank))
-            total += known[case]
-        return total
+        return moved(self.cases(rank), rank)
 
     def billed(self, rank: int) -> int:
         """Bytes that the bill says this rank sends in the step, scaled as the payloads are; no frames in it."""
@@ -127,6 +122,16 @@ class Step:
         position = self.ledger.group_of(event, rank).index(rank) if event.priced.runs else 0
         share = Fraction(self.scaled(event.op, event.group_size, event.payload_bytes), event.payload_bytes)
         return event.priced.at(position)[0] * share
+
+
+def moved(cases: Iterable[Case], rank: int) -> Traffic:
+    """What one rank moves in some calls together, as Gloo makes them, frames included."""
+    total, known = Traffic(), dict[Case, Traffic]()
+    for case in cases:
+        if case not in known:
+            known[case] = case.predict(case.members.index(rank))
+        total += known[case]
+    return total
 
 
 class Script(NamedTuple):

@@ -3,33 +3,39 @@
 for rank in check.ranks: check.hold(rank)
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from meshcost.errors import ExecutionError, JobError, MeshcostError
+from meshcost.errors import ExecutionError, JobError
+from meshcost.execute.counters import Bytes
 from meshcost.execute.crew import require_torch
 from meshcost.execute.plan import free_bytes
 from meshcost.execute.recording import Recording
 from meshcost.execute.recording_compare import Mismatch, differences, first_out_of_order, text_of
+from meshcost.execute.trace_rules import ranks_of, trace_problems
+from meshcost.execute.trace_scale import difference, scaled
+from meshcost.execute.trace_wire import TCP, Wire, wire_of
 from meshcost.job import Job, analyze, load
 from meshcost.ledger import Ledger
-from meshcost.models import Model
 from meshcost.units import human_bytes
 
 #: Weight, gradient and two moments, gathered weights beside them: bytes of one weight of a real rank, at most.
 _BYTES_PER_WEIGHT = 24
 #: What torch itself takes in each process.
 _RANK_BYTES = 2**28
-#: Widths are halved down to this, and a size that is scaled has at most so many weights on a stage.
-_LEAST_WIDTH, _SCALED_WEIGHTS = 8, 2**22
+#: Torch needs fewer steps than this until all that follow call alike.
+_MOST_FIRST_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class StepCheck:
-    """One step of one rank: how many calls each side has, and what differs. ``step`` counts from 0."""
+    """One step of one rank: how many calls each side has, and what differs. ``step`` counts from 0.
+
+    ``wire`` holds the bytes that a real rank moved against the prediction; None on the fake group.
+    """
 
     rank: int
     step: int
@@ -38,10 +44,15 @@ class StepCheck:
     payload_bytes: int
     mismatches: tuple[Mismatch, ...] = ()
     out_of_order: int | None = None
+    wire: Wire | None = None
 
     @property
     def equal(self) -> bool:
-        """Whether both sides have the same calls in the same order."""
+        """Whether both sides have the same calls in the same order, and moved the same bytes."""
+        return self._calls_alike and (self.wire is None or self.wire.agrees)
+
+    @property
+    def _calls_alike(self) -> bool:
         return not self.mismatches and self.out_of_order is None
 
     @property
@@ -49,7 +60,9 @@ class StepCheck:
         """In a word or two."""
         if self.mismatches:
             return "DIFFERENT"
-        return "equal" if self.equal else "OTHER ORDER"
+        if not self._calls_alike:
+            return "OTHER ORDER"
+        return "equal" if self.equal else "OTHER BYTES"
 
     @property
     def alike(self) -> tuple[Hashable, ...]:
@@ -58,12 +71,18 @@ class StepCheck:
             (x.phase, x.op, x.dtype, x.in_bytes, x.out_bytes, x.predicted, x.observed)
             for x in self.mismatches
         )
-        return self.step, self.predicted, self.observed, self.payload_bytes, wrong, self.out_of_order
+        verdict = self.verdict, self.out_of_order
+        return self.step, self.predicted, self.observed, self.payload_bytes, wrong, verdict
 
     def why(self, title: str) -> str:
         """What differs, line by line, under a title that names the run."""
         if self.mismatches:
             return text_of(self.mismatches, title)
+        if self._calls_alike and self.wire is not None:
+            return (
+                f"other bytes: {title}: the same calls, but the sockets of rank {self.rank} counted "
+                f"{abs(self.wire.off_bytes):,} B {'more' if self.wire.off_bytes > 0 else 'less'} than these calls move."
+            )
         place = 0 if self.out_of_order is None else self.out_of_order
         return f"other order: {title}: the same calls, but call {place + 1:,} is not the predicted one."
 
@@ -82,8 +101,9 @@ class StepCheck:
 class TraceCheck:
     """What ``meshcost trace`` was asked to do.
 
-    ``rank`` is one rank, ``every`` means all of them; otherwise one of each pipeline stage is looked at. ``scale`` runs a
-    smaller model of the same family. Raises JobError or ExecutionError for what cannot be run.
+    ``rank`` is one rank, ``every`` means all of them; otherwise one of each pipeline stage is looked at, and every one
+    where all are run, which is ``real``. ``scale`` runs a smaller model of the same family. Raises JobError or
+    ExecutionError for what cannot be run.
     """
 
     path: Path
@@ -101,19 +121,22 @@ class TraceCheck:
         if not self.scale:
             return asked
         small = scaled(asked)
-        self.notes.append(_difference(asked.setting.model, small.setting.model))
+        self.notes.append(difference(asked.setting.model, small.setting.model))
         return small
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that are looked at."""
+        """The ranks that are looked at. Whatever cannot be traced is refused here, before torch is loaded."""
+        if problems := tuple(trace_problems(self.job, real=self.real)):
+            raise JobError(f"{self.path}: {problem}" for problem in problems)
+        if self.real:
+            self._refuse_large()
+        chosen = ranks_of(
+            self.job,
+            [self.rank] if self.rank is not None else "all" if self.every or self.real else "one per stage",
+        )
         require_torch("trace runs PyTorch's own code")
-        from meshcost.execute import trace
-
-        trace.check(self.job)
-        if self.rank is not None:
-            return trace.ranks_of(self.job, [self.rank])
-        return trace.ranks_of(self.job, "all" if self.every else "one per stage")
+        return chosen
 
     @property
     def torch_version(self) -> str:
@@ -125,9 +148,13 @@ class TraceCheck:
     @property
     def title(self) -> str:
         """The layout and the version in words: ``fsdp on data=4 (torch 2.13.0)``."""
-        axes = {axis: size for axis, size in self.job.mesh.axes.items() if size > 1}
+        mesh, torch = self.job.mesh, f"(torch {self.torch_version.partition('+')[0]})"
+        experts = {axis: mesh.size(axis) for axis in ("expert", "expert_tensor")}
+        axes = {axis: size for axis, size in {**mesh.axes, **experts}.items() if size > 1}
         sizes = ", ".join(f"{axis}={size}" for axis, size in axes.items()) or "one rank"
-        return f"{self.job.parallel.data.strategy} on {sizes} (torch {self.torch_version.partition('+')[0]})"
+        # What shares out or sums gradients has a name where more than one rank does.
+        named = mesh.size("data", "replicate", "context") > 1
+        return f"{self.job.parallel.data.strategy} on {sizes} {torch}" if named else f"{sizes} {torch}"
 
     @property
     def how(self) -> str:
@@ -137,9 +164,33 @@ class TraceCheck:
         return f"PyTorch's own code on {where}, {self.steps} step{'s' if self.steps > 1 else ''}."
 
     def named(self, step: int) -> str:
-        """A step by its number; the last one stands for all that follow."""
-        is_steady = step == self.steps - 1 and self.job.torch.step is None
-        return f"{step} (steady state)" if is_steady else str(step)
+        """A step by its number, and whether all that follow it are predicted to be like it."""
+        return f"{step} (steady state)" if step >= self._first_steady else str(step)
+
+    @cached_property
+    def _first_steady(self) -> int:
+        """The first step from which on every step of the ranks that are looked at is predicted alike."""
+        first = _MOST_FIRST_STEPS
+        while first and all(self._is_steady(first - 1, rank) for rank in self.ranks):
+            first -= 1
+        return first
+
+    def _is_steady(self, step: int, rank: int) -> bool:
+        calls = (list(self._ledger(number).calls(rank)) for number in (step, None))
+        return first_out_of_order(*calls) is None
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a person should know of the steps that were run."""
+        first, asked = self._first_steady, self.job.torch.step
+        found = []
+        if first >= self.steps:
+            found.append(
+                f"No steady state was reached: it begins with step {first}. --steps {first + 1} runs it."
+            )
+        if asked is not None and asked >= self.steps:
+            found.append(f"torch.step: step {asked} was not run. --steps {asked + 1} runs it.")
+        return found
 
     def as_dict(self, steps: Iterable[StepCheck]) -> dict[str, Any]:
         """What was found as JSON values: ``equal``, and for each rank the calls that did not match."""
@@ -158,6 +209,7 @@ class TraceCheck:
                     for step in mine
                     if step.out_of_order is not None and not step.mismatches
                 ],
+                "bytes": [{"step": x.step, **x.wire.as_dict()} for x in mine if x.wire is not None],
             }
             for rank, mine in of_rank.items()
         ]
@@ -166,7 +218,8 @@ class TraceCheck:
             "model": self.job.setting.model.name,
             "torch": self.torch_version,
             "real": self.real,
-            "notes": list(self.notes),
+            "steady_from_step": self._first_steady,
+            "notes": [*self.notes, *self.remarks],
             "ranks": rows,
         }
 
@@ -176,7 +229,6 @@ class TraceCheck:
 
         ranks = self.ranks
         if self.real:
-            self._refuse_large()
             recordings = trace(self.job, ranks, steps=self.steps, real=True)
         for rank in ranks:
             recording = recordings[rank] if self.real else trace(self.job, [rank], steps=self.steps)[rank]
@@ -185,9 +237,11 @@ class TraceCheck:
 
     def hold(self, recording: Recording) -> Iterator[StepCheck]:
         """Hold each step of a recording against its prediction."""
+        counted = recording.about.get(TCP)
         for step in range(self.steps):
             predicted = list(self._ledger(step).calls(recording.rank))
             observed = recording.at_step(step).calls
+            measured = Bytes(*counted[step]) if counted else None
             yield StepCheck(
                 recording.rank,
                 step,
@@ -196,15 +250,15 @@ class TraceCheck:
                 sum(call.payload_bytes for call in observed),
                 differences(predicted, observed, rank=recording.rank),
                 first_out_of_order(predicted, observed),
+                wire_of(recording.rank, predicted, observed, measured) if self.real else None,
             )
 
-    def _ledger(self, step: int) -> Ledger:
-        """The bill of one step; a step that was asked for in the job, or the steady state, answers for the last one."""
-        wanted = self.job.torch.step if step == self.steps - 1 else step
-        if wanted not in self._bills:
-            torch = self.job.torch.model_copy(update={"step": wanted})
-            self._bills[wanted] = analyze(changed(self.job, torch=torch))
-        return self._bills[wanted]
+    def _ledger(self, step: int | None) -> Ledger:
+        """The bill of one step; None is every step of the steady state."""
+        if step not in self._bills:
+            torch = self.job.torch.model_copy(update={"step": step})
+            self._bills[step] = analyze(changed(self.job, torch=torch))
+        return self._bills[step]
 
     @cached_property
     def _bills(self) -> dict[int | None, Ledger]:
@@ -228,65 +282,3 @@ def changed(job: Job, **fields: Any) -> Job:
     for name in set(vars(copy)) - set(type(job).model_fields):
         del vars(copy)[name]
     return copy
-
-
-def scaled(job: Job) -> Job:
-    """The same job with a smaller model of its family: fewer blocks, and widths halved as long as the layout allows.
-
-    Raises JobError where no smaller model divides as the layout wants.
-    """
-    model = job.setting.model
-    short = replace(model, pattern=_pattern(model.pattern, job.program.schedule.virtual_stages))
-    found = None
-    for times in range(1, 16):
-        widths = {
-            symbol: size // 2**times if _is_width(symbol.name, size) else size
-            for symbol, size in model.dims.items()
-        }
-        small = replace(short, dims=widths)
-        try:
-            tried = Job(**{**_fields(job), "model": small})
-        except MeshcostError:
-            break
-        if any(
-            _is_width(symbol.name, model.dims[symbol]) and size < _LEAST_WIDTH
-            for symbol, size in widths.items()
-        ):
-            break
-        found = tried
-        if small.weights_total < _SCALED_WEIGHTS:
-            break
-    if found is None:
-        raise JobError(f"trace: {model.name} cannot be made smaller for this layout. Leave --scale out.")
-    return found
-
-
-def _fields(job: Job) -> dict[str, Any]:
-    return {name: getattr(job, name) for name in type(job).model_fields if name in job.model_fields_set}
-
-
-def _is_width(name: str, size: int) -> bool:
-    return name in WIDTHS and size > 1
-
-
-#: Symbols of widths; heads, experts and blocks are counted, not measured.
-WIDTHS = ("h", "f", "f_e", "f_s", "V", "d_head", "d_v", "d_nope", "d_rope", "r_q", "r_kv")
-
-
-def _pattern(pattern: Sequence[int], stages: int) -> tuple[int, ...]:
-    """Two blocks, or one for each stage if that is more, taken evenly from all: the first and the last are among them.
-
-    >>> _pattern((0, 0, 0, 1, 1, 1, 1, 1), stages=1), _pattern((0,) * 8, stages=4)
-    ((0, 1), (0, 0, 0, 0))
-    """
-    number = min(len(pattern), -(-2 // stages) * stages)
-    return tuple(pattern[place * (len(pattern) - 1) // max(1, number - 1)] for place in range(number))
-
-
-def _difference(model: Model, small: Model) -> str:
-    sizes = ", ".join(
-        f"{symbol.name} {model.dims[symbol]:,} to {size:,}"
-        for symbol, size in small.dims.items()
-        if size != model.dims[symbol]
-    )
-    return f"Scaled down, for prediction and trace alike: {model.layers} blocks to {small.layers}; {sizes}."

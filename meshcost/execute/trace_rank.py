@@ -1,6 +1,6 @@
 """What one rank of a traced job does: build its part of the model, distribute it with torch's own code, run steps."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
@@ -54,7 +54,9 @@ def trace_fake(job: Job, rank: int, steps: int, options: TorchOptions) -> Record
                 stack.enter_context(fake)
         messages = stack.enter_context(FakeMessages(static_shapes=options.static_shapes))
         recorder = stack.enter_context(record(job.mesh))
-        run(parts, job, steps, options, axes, messages)
+        step = training_step(parts, job, options, axes, messages)
+        for _ in range(steps):
+            step()
         return finished(recorder, job)
 
 
@@ -154,21 +156,23 @@ def distribute(parts: Sequence[CausalModel], job: Job, options: TorchOptions, ax
             shard(part, job, options, axes)
 
 
-def run(
+def training_step(
     parts: Sequence[CausalModel],
     job: Job,
-    steps: int,
     options: TorchOptions,
     axes: Axes,
     messages: FakeMessages | None = None,
-) -> None:
-    """Wrap in DistributedDataParallel where the job wants it, and run some steps; ``messages`` is None on a real group."""
+) -> Callable[[], None]:
+    """Wrap in DistributedDataParallel where the job wants it, and return what runs a step; a real group has no messages."""
     modules: list[nn.Module] = list(parts)
     if not shards(job):
         modules = [replicate(module, options, axes, fake=messages is not None) for module in modules]
     optimizer = make_optimizer(modules, job, options, axes)
     is_split = job.parallel.pipeline.size > 1
     pipeline = Pipeline(modules, job, options, axes, messages) if is_split else None
-    for _ in range(steps):
+
+    def step() -> None:
         loss = pipeline.step() if pipeline is not None else accumulate(modules[0], job, options)
         finish(modules, optimizer, loss, job, options, axes)
+
+    return step

@@ -6,14 +6,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from meshcost.errors import ExecutionError, JobError
+from meshcost.errors import ExecutionError
 from meshcost.execute.recording import Recording
 from meshcost.execute.trace_nursery import Nursery
 from meshcost.job import Job
 from meshcost.strategies.torch_options import TorchOptions
-
-#: No trace starts more processes than this.
-MOST_PROCESSES = 64
 
 #: Kept for the next trace of this process.
 _NURSERIES: list[Nursery] = []
@@ -22,15 +19,11 @@ _NURSERIES: list[Nursery] = []
 def trace_real(job: Job, steps: int, options: TorchOptions, timeout_seconds: float) -> dict[int, Recording]:
     """Start a process for every rank and return what each of them called.
 
-    Raises JobError for more ranks than one machine should start, ExecutionError where a rank fails or all take too long.
+    Raises ExecutionError where a rank fails or all take too long.
     """
-    if job.world_size > MOST_PROCESSES:
-        raise JobError(
-            f"trace: {job.world_size} real ranks are more than {MOST_PROCESSES}, the most that are started."
-        )
     with tempfile.TemporaryDirectory(prefix="meshcost-trace-") as name:
         folder = Path(name)
-        (folder / "job").write_bytes(pickle.dumps((job, steps, options)))
+        (folder / "job").write_bytes(pickle.dumps((job, steps, options, timeout_seconds)))
         nursery = _NURSERIES.pop() if _NURSERIES else Nursery()
         try:
             nursery.start(folder, job.world_size)

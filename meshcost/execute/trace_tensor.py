@@ -12,7 +12,6 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from meshcost.errors import JobError
 from meshcost.execute.torch_models import CausalModel
 from meshcost.job import Job
 from meshcost.models import Model
@@ -22,24 +21,11 @@ _ACTIVATION = 1  # the dim of an activation along which sequence parallelism spl
 
 
 def split(part: CausalModel, job: Job, options: TorchOptions, mesh: DeviceMesh) -> None:
-    """Split the weights of a part over the tensor axis. Raises JobError for weights that have no plan."""
+    """Split the weights of a part over the tensor axis."""
     model = job.setting.model
-    refuse_unplanned(model)
     for layer, block in part.model.layers.items():
         parallelize_module(block, mesh, _block_plan(job, options, model, int(layer)))
     parallelize_module(part, mesh, _outer_plan(part, job))
-
-
-def refuse_unplanned(model: Model) -> None:
-    """Raise JobError if a block has weights for which there is no plan."""
-    for kind in model.kinds:
-        if kind.has_experts:
-            raise JobError(
-                "parallel.tensor.size: trace has no plan for experts. Choose 1, and parallel.expert.size."
-            )
-        for weight in kind.weights:
-            if weight.split_input or weight.whole or "kv_a_proj" in weight.name:
-                raise JobError(f"parallel.tensor.size: trace has no plan for {weight.name}. Choose 1.")
 
 
 def _block_plan(job: Job, options: TorchOptions, model: Model, layer: int) -> dict[str, ParallelStyle]:

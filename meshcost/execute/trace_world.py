@@ -169,7 +169,5 @@ def device_axes(mesh: Mesh, keep: Sequence[str] = ()) -> Axes:
 def _expert_mesh(mesh: Mesh) -> DeviceMesh | None:
     if mesh.expert is None:
         return None
-    if tuple(mesh.axes)[-1] != "pipeline" and mesh.stages > 1:
-        raise ExecutionError("trace: experts need pipeline as the outermost axis of parallel.order.")
     sizes = {"pipeline": mesh.stages, **{axis: mesh.expert.get(axis, 1) for axis in reversed(EXPERT_AXES)}}
     return init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))

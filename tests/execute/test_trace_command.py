@@ -7,7 +7,8 @@ import pytest
 pytest.importorskip("torch")
 
 from meshcost.execute import trace_check
-from meshcost.execute.trace_check import TraceCheck, changed, scaled
+from meshcost.execute.trace_check import TraceCheck, changed
+from meshcost.execute.trace_scale import scaled
 from meshcost.job import Job, analyze, load
 
 JOB = """\

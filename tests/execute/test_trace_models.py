@@ -7,7 +7,8 @@ from meshcost.models import catalogue, freeze, read_model
 
 torch = pytest.importorskip("torch")
 
-from meshcost.execute.torch_models import BUILT_FAMILIES, build  # noqa: E402 - needs torch
+from meshcost.execute.torch_models import build  # noqa: E402 - needs torch
+from meshcost.execute.trace_families import BUILT_FAMILIES  # noqa: E402 - needs torch
 
 NAMES = [name for name in catalogue() if read_model(name).family in BUILT_FAMILIES]
 SMALL = {

@@ -4,6 +4,6 @@ build(model)                            a whole causal language model, on the de
 build(model, layers=range(2, 4), ...)   the part of it that one pipeline stage holds
 """
 
-from meshcost.execute.torch_models.causal import BUILT_FAMILIES, Block, CausalModel, build
+from meshcost.execute.torch_models.causal import Block, CausalModel, build
 
-__all__ = ["BUILT_FAMILIES", "Block", "CausalModel", "build"]
+__all__ = ["Block", "CausalModel", "build"]

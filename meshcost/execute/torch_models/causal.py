@@ -11,12 +11,8 @@ from meshcost.errors import ModelError
 from meshcost.execute.torch_models.assemble import assemble, shaped
 from meshcost.execute.torch_models.attention import Attention, LatentAttention
 from meshcost.execute.torch_models.mlp import Experts, GatedMlp, Routed
+from meshcost.execute.trace_families import BUILT_FAMILIES
 from meshcost.models import Model
-
-#: Families that this builder knows: a block of norm, attention, norm, gated MLP or experts.
-BUILT_FAMILIES = (
-    "deepseek_v2", "deepseek_v3", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3",
-)  # fmt: skip
 
 
 class Block(nn.Module):
