@@ -209,11 +209,12 @@ def replicate(part: nn.Module, options: TorchOptions, axes: Axes, *, fake: bool)
     )
     if fake:
         # The fake group's work has no result, which the reducer of C++ insists on; a hook in Python has one.
-        wrapped.register_comm_hook(group, _reduce_whole)
+        wrapped.register_comm_hook(group, reduce_whole)
     return wrapped
 
 
-def _reduce_whole(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+def reduce_whole(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Reduce a bucket as DistributedDataParallel does without a hook."""
     buffer = bucket.buffer()
     dist.all_reduce(buffer, group=group)
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()

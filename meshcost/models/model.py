@@ -70,11 +70,15 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of block: its weights in registration order, and its regions in the order of computation."""
+    """One kind of block: its weights in registration order, and its regions in the order of computation.
+
+    ``use_order`` lists the modules of a block as a forward pass uses them, where their usual names do not tell it.
+    """
 
     name: str
     weights: tuple[Weight, ...]
     regions: tuple[Region, ...]
+    use_order: tuple[str, ...] = ()
 
     @property
     def has_experts(self) -> bool:

@@ -1,6 +1,7 @@
 """MLPs with a gate, and routed experts."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -81,19 +82,19 @@ class Routed(nn.Module):
         """Work on (batch, sequence, width)."""
         tokens = x.flatten(0, -2)
         number = tokens.shape[0]
+        shared: Any = 0
+        # Where it has a gate of its own, the shared expert works first.
+        if "shared_expert" in self._modules:
+            shared = self.get_submodule("shared_expert")(tokens)
         capacity = -(-number * self.top // self.count)
         scores = self.gate(tokens).softmax(dim=-1)[:, : self.top]
         copies = (tokens.unsqueeze(1) * scores.unsqueeze(-1).to(tokens.dtype)).flatten(0, 1)
         padded = functional.pad(copies, (0, 0, 0, capacity * self.count - number * self.top))
         made = self.exchange(self.experts, padded.unflatten(0, (capacity, self.count)).transpose(0, 1))
         back = made.transpose(0, 1).flatten(0, 1)[: number * self.top].unflatten(0, (number, self.top)).sum(1)
-        for name in ("shared_experts", "shared_expert"):
-            if name in self._modules:
-                back = back + self._shared(name, tokens)
-        return back.view(x.shape)
-
-    def _shared(self, name: str, tokens: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = self.get_submodule(name)(tokens)
+        if "shared_experts" in self._modules:
+            shared = self.get_submodule("shared_experts")(tokens)
         if "shared_expert_gate" in self._modules:
-            made = made * self.get_submodule("shared_expert_gate")(tokens).sigmoid()
-        return made
+            shared = shared * self.get_submodule("shared_expert_gate")(tokens).sigmoid()
+        made = back + shared
+        return made.view(x.shape)

@@ -6,6 +6,9 @@ from meshcost.models.parts import PARALLEL, decoder, gated_mlp, norms, separate,
 from meshcost.models.sizes import grouped
 from meshcost.symbols import a, a_kv, d_head, f
 
+#: Heads are normalised after all projections, where they are.
+USE_ORDER = ("input_layernorm", "q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "o_proj", "mlp")
+
 
 def cohere(fields: Fields) -> Model:
     """Command R: tied; norms of heads on request, each head with weights of its own."""
@@ -14,6 +17,6 @@ def cohere(fields: Fields) -> Model:
     attention = separate(dims, bias, bias)
     if fields.flag("use_qk_norm", False):
         attention += wide_norms(dims, (a, d_head), (a_kv, d_head))
-    kind = Kind("dense", (*attention, *gated_mlp(), *norms("input_layernorm")), PARALLEL)
+    kind = Kind("dense", (*attention, *gated_mlp(), *norms("input_layernorm")), PARALLEL, USE_ORDER)
     blocks = uniform("model.layers", kind, fields.layers("num_hidden_layers"))
     return decoder(dims, blocks, fields.flag("tie_word_embeddings", True))

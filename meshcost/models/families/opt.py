@@ -18,6 +18,9 @@ from meshcost.models.parts import (
 from meshcost.models.sizes import multihead
 from meshcost.symbols import a, d_head, e_w, f, h, s_max
 
+NORMS_BEFORE = ("self_attn_layer_norm", "self_attn", "final_layer_norm", "fc1", "fc2")
+NORMS_AFTER = ("self_attn", "self_attn_layer_norm", "fc1", "fc2", "final_layer_norm")
+
 
 def _before(fields: Fields, dims: Dims, affine: bool) -> Weights:
     """Everything outside the blocks is registered before them, what follows them too."""
@@ -48,7 +51,9 @@ def opt(fields: Fields) -> Model:
         *(norm("final_layer_norm", bias=True) if affine else ()),
     )
     layers = fields.layers("num_hidden_layers")
-    kinds, pattern = uniform("model.decoder.layers", Kind("dense", weights, SEQUENTIAL), layers)
+    is_before = fields.flag("do_layer_norm_before", True)
+    kind = Kind("dense", weights, SEQUENTIAL, NORMS_BEFORE if is_before else NORMS_AFTER)
+    kinds, pattern = uniform("model.decoder.layers", kind, layers)
     tied = fields.flag("tie_word_embeddings", True)
     before = _before(fields, dims, affine)
     return Model("", "", dims, before, kinds, pattern, head(tied, e_w), tied, MULTIHEAD)

@@ -17,6 +17,9 @@ from meshcost.models.parts import (
 from meshcost.models.sizes import even_heads, grouped
 from meshcost.symbols import f
 
+#: Heads are normalised after all projections, where they are.
+USE_ORDER = ("input_layernorm", "q_proj", "k_proj", "v_proj", "q_layernorm", "k_layernorm", "dense", "mlp")
+
 
 def phi(fields: Fields) -> Model:
     """Phi: norms of heads on request."""
@@ -27,7 +30,7 @@ def phi(fields: Fields) -> Model:
         even_heads(fields, dims, "Phi's head norms have the size hidden_size / num_attention_heads")
         attention += head_norms("self_attn.q_layernorm", "self_attn.k_layernorm", bias=True)
     weights = (*attention, *mlp("mlp.fc1", "mlp.fc2", bias=True), *norms("input_layernorm", bias=True))
-    kind = Kind("dense", weights, PARALLEL)
+    kind = Kind("dense", weights, PARALLEL, USE_ORDER)
     kinds, pattern = uniform("model.layers", kind, fields.layers("num_hidden_layers"))
     tied = fields.flag("tie_word_embeddings", False)
     before = (embedding("model.embed_tokens"),)

@@ -26,6 +26,11 @@ from meshcost.symbols import E, f, f_s, h
 ONE = Integer(1)
 NORMS = norms("input_layernorm", "post_attention_layernorm")
 
+#: Qwen 2 lets the shared expert work before tokens are routed, and weighs it at the end.
+SHARED_FIRST = (
+    "input_layernorm", "self_attn", "post_attention_layernorm", "shared_expert", "gate", "experts", "shared_expert_gate",
+)  # fmt: skip
+
 
 def _qwen(fields: Fields, dims: Dims, attention: Weights, moe: Kind) -> Model:
     dims[f] = fields.size("intermediate_size")
@@ -56,7 +61,7 @@ def qwen2_moe(fields: Fields) -> Model:
         dims[f_s] = fields.size("shared_expert_intermediate_size", default=5632)
     attention = separate(dims, bias=fields.flag("qkv_bias", True))
     shared = (*gated_mlp("mlp.shared_expert", f_s), *whole("mlp.shared_expert_gate", ONE, h))
-    moe = Kind("moe", (*attention, *router(), *experts(), *shared, *NORMS), ROUTED + SHARED)
+    moe = Kind("moe", (*attention, *router(), *experts(), *shared, *NORMS), ROUTED + SHARED, SHARED_FIRST)
     return _qwen(fields, dims, attention, moe)
 
 

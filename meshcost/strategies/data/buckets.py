@@ -71,7 +71,10 @@ def arriving(view: View, weights: Sequence[Placed]) -> list[Placed]:
     """Sort weights as their gradients arrive: by use, backwards; DTensors after all others, as registered, backwards."""
     late = late_weights(view)
     soon = [item for item in weights if item.weight.name not in late]
-    return in_use_order(soon)[::-1] + [item for item in weights if item.weight.name in late][::-1]
+    return (
+        in_use_order(soon, view.setting.model)[::-1]
+        + [item for item in weights if item.weight.name in late][::-1]
+    )
 
 
 def first_rebuilt(view: View, stage: int) -> int | None:
