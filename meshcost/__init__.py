@@ -116,6 +116,7 @@ _HOMES = MappingProxyType(
     }
 )
 
+_NEED_TORCH = ("record", "trace")
 _SHELVES = ("clusters", "collectives", "errors", "models", "strategies", "testing")
 
 
@@ -126,6 +127,8 @@ if not TYPE_CHECKING:  # a type checker has the imports above, and finds names t
         if name == "__version__":
             found: object = _version()
         elif name in _HOMES:
+            if name in _NEED_TORCH:
+                _require_torch(name)
             found = getattr(import_module(_HOMES[name]), name)
         elif name in _SHELVES:
             return import_module(f"meshcost.{name}")
@@ -133,6 +136,12 @@ if not TYPE_CHECKING:  # a type checker has the imports above, and finds names t
             raise AttributeError(f"module 'meshcost' has no attribute {name!r}")
         globals()[name] = found
         return found
+
+
+def _require_torch(name: str) -> None:
+    from meshcost.execute.crew import require_torch
+
+    require_torch(f"meshcost.{name} watches PyTorch")
 
 
 def __dir__() -> list[str]:

@@ -6,18 +6,18 @@
         meshcost_same(recorder.recording)
 
 ``pytest --meshcost-update`` writes what was called to a file beside the test, named after it; later runs compare. The
-same option updates the files of ``meshcost.assert_same``.
+same option updates the files of ``meshcost.assert_same``, whose relative paths start at the folder of the test.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 #: What meshcost.assert_same looks at; a plugin that every run of pytest loads cannot wait for the module that says so.
-UPDATE = "MESHCOST_UPDATE"
+UPDATE, FOLDER = "MESHCOST_UPDATE", "MESHCOST_FOLDER"
 
 _before = pytest.StashKey[str | None]()
 
@@ -41,11 +41,25 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Leave the environment as it was."""
     if _before in config.stash:
-        before = config.stash[_before]
-        if before is None:
-            os.environ.pop(UPDATE, None)
-        else:
-            os.environ[UPDATE] = before
+        _put_back(UPDATE, config.stash[_before])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Let assert_same know where the test is that runs."""
+    before = os.environ.get(FOLDER)
+    os.environ[FOLDER] = str(item.path.parent)
+    try:
+        return (yield)
+    finally:
+        _put_back(FOLDER, before)
+
+
+def _put_back(name: str, before: str | None) -> None:
+    if before is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = before
 
 
 @pytest.fixture

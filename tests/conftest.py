@@ -11,7 +11,8 @@ import pytest
 from hypothesis import settings
 
 from meshcost.cli import main
-from meshcost.execute.recording_compare import CallLike, differences, first_out_of_order, text_of
+from meshcost.execute.call_kinds import CallLike
+from meshcost.execute.recording_compare import differences, first_out_of_order, text_of
 
 settings.register_profile("dev", max_examples=50, deadline=None)
 settings.register_profile("ci", max_examples=50, deadline=None, derandomize=True, print_blob=True)

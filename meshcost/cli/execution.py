@@ -99,13 +99,13 @@ def trace(  # noqa: PLR0913, PLR0917 - one argument for each option that a perso
 
 def record(
     command: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="COMMAND...",
             help="What trains: torchrun ... train.py, python train.py.",
             show_default=False,
         ),
-    ],
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for rank-0.json and so on.")] = Path("recording"),
     step: Annotated[
         int | None,
@@ -113,16 +113,31 @@ def record(
             min=0, help="The step to keep; else the last that is like the one before it.", show_default=False
         ),
     ] = None,
+    show: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE", help="Run nothing, and print this recording; may be repeated.", show_default=False
+        ),
+    ] = None,
     form: Annotated[LogFormat, choice(LogFormat, "--format", help="How it is written.")] = LogFormat.log,
 ) -> None:
     """Run a training script, unchanged, and write down each communication call that its ranks make in a step."""
     from meshcost.execute.crew import require_torch
     from meshcost.execute.record_script import ScriptFailed, record_command
-    from meshcost.report.recorded import as_dict, pages
+    from meshcost.report.recorded import as_dict, logs, pages
 
+    if show:
+        from meshcost.execute.recording_compare import read_recordings
+
+        found = [recording for path in show for recording in read_recordings(path).values()]
+        if form is LogFormat.json:
+            write_json(as_dict(found))
+        else:
+            write(logs(found))
+        return
     require_torch("record watches PyTorch")
     try:
-        recordings = record_command(command, out, step=step)
+        recordings = record_command(command or [], out, step=step)
     except ScriptFailed as error:
         say(error.problems)
         raise typer.Exit(error.status) from None

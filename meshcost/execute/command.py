@@ -86,10 +86,12 @@ class Request:
     @cached_property
     def notes(self) -> list[str]:
         """What is said before anything starts: how much memory it takes, and what the figures will be about."""
-        world = self.step.world if self.step else max(max(case.members) for case in self.planned) + 1
+        planned = self.planned
+        require_torch()
+        world = self.step.world if self.step else max(max(case.members) for case in planned) + 1
         if self.step:
             self.step.check()
-        notes = [] if launched() else [bound(self.planned, world=world)]
+        notes = [] if launched() else [bound(planned, world=world)]
         if self.step and self.cap != "none":
             notes.append(
                 f"Payloads above {self.cap} are scaled down to it (--cap); bytes are linear in the payload."

@@ -92,7 +92,8 @@ class Recording:
     >>> call = RecordedCall("all_reduce", (0, 1), 8, 8, "fp32", "backward", module="head")
     >>> print(Recording(0, 2, (call,)).log())
     rank 0 of 2, step 0: 1 call, 8 B
-      backward    all_reduce               8 B fp32  ranks 0,1        head
+      phase     calls operation                 payload dtype group            module
+      backward        all_reduce                    8 B fp32  ranks 0,1        head
     """
 
     rank: int
@@ -211,6 +212,7 @@ class Recording:
             number, total = len(calls), sum(call.payload_bytes for call in calls)
             noun = "call" if number == 1 else "calls"
             lines.append(f"rank {self.rank} of {self.world_size}, step {step}: {number} {noun}, {total:,} B")
+            lines.append(_HEAD)
             lines.extend(_line(call, len(list(run))) for call, run in groupby(calls))
         return "\n".join(lines)
 
@@ -223,6 +225,9 @@ def _kind(call: RecordedCall) -> tuple[str, tuple[str, ...], int, Phase, str, st
     axes = call.axes or (_in_words(call.ranks),)
     why = call.raw if call.op == UNKNOWN else "observed"
     return call.op, axes, len(call.ranks), _IN_LEDGER[call.phase], why, call.dtype, call.payload_bytes
+
+
+_HEAD = f"  {'phase':<9} {'calls':>6} {'operation':<14} {'payload':>16} {'dtype':<5} {'group':<16} module"
 
 
 def _line(call: RecordedCall, times: int) -> str:

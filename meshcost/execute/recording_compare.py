@@ -6,48 +6,21 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from meshcost.errors import LedgerError, MeshcostError
-from meshcost.execute import recording as rec
+from meshcost.execute.call_kinds import CallLike, kind_of, phases_alike
+from meshcost.execute.likely_reasons import Evidence
 from meshcost.execute.recording import Recording
 from meshcost.execute.recording_truth import read_truth
 from meshcost.ledger import Ledger
 
-#: Set to 1, it makes ``assert_same`` write the file that it would otherwise compare with.
-UPDATE = "MESHCOST_UPDATE"
+#: Set to 1, it makes ``assert_same`` write the file that it would otherwise compare with; and where its relative paths
+#: start, which the pytest plugin sets to the folder of the test that runs.
+UPDATE, FOLDER = "MESHCOST_UPDATE", "MESHCOST_FOLDER"
 
-
-class CallLike(Protocol):
-    """What a comparison looks at: a call that was predicted, or one that was recorded."""
-
-    @property
-    def op(self) -> str:
-        """Name of the operation."""
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Ranks of the group, or (source, destination)."""
-
-    @property
-    def in_bytes(self) -> int:
-        """Bytes that this rank puts in."""
-
-    @property
-    def out_bytes(self) -> int:
-        """Bytes that this rank gets out."""
-
-    @property
-    def dtype(self) -> str:
-        """Data type of the buffer."""
-
-    @property
-    def phase(self) -> str:
-        """Phase of the step."""
-
-
-#: Phase, operation, ranks, data type, bytes in, bytes out.
-Kind = tuple[str, str, tuple[int, ...], str, int, int]
+#: What the two sides of a comparison are called.
+PREDICTION, FILE = ("predicted", "observed"), ("expected", "found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +38,10 @@ class Mismatch:
     observed: int
     reason: str = ""
 
-    @property
-    def line(self) -> str:
-        """One line for a person."""
+    def line(self, sides: tuple[str, str] = PREDICTION) -> str:
+        """One line for a person, who knows the two sides by some names."""
         size = f"{max(self.in_bytes, self.out_bytes):,}".replace(",", " ")
-        counts = f"predicted {self.predicted}   observed {self.observed}"
+        counts = f"{sides[0]} {self.predicted}   {sides[1]} {self.observed}"
         line = f"    {self.op:<14} {self.phase or '-':<9} {size:>15} B {self.dtype:<5} {counts}"
         return f"{line}    <-- {self.reason}" if self.reason else line
 
@@ -87,62 +59,24 @@ def differences(
     phases are left out of the comparison.
     """
     ours, theirs = list(predicted), list(observed)
-    phase = _phases(ours, theirs)
-    left, right = (Counter(_kind(call, phase) for call in calls) for calls in (ours, theirs))
+    phase = phases_alike(ours, theirs)
+    left, right = (Counter(kind_of(call, phase) for call in calls) for calls in (ours, theirs))
     wrong = [kind for kind in {**left, **right} if left[kind] != right[kind]]
-    return tuple(
-        Mismatch(rank, *kind, left[kind], right[kind], _reason(kind, left[kind], right[kind], wrong))
-        for kind in wrong
-    )
+    evidence = Evidence(ours, theirs, phase, left, right)
+    return tuple(Mismatch(rank, *kind, left[kind], right[kind], evidence.reason(kind)) for kind in wrong)
 
 
 def first_out_of_order(predicted: Iterable[CallLike], observed: Iterable[CallLike]) -> int | None:
     """Place of the first call that is not the predicted one; None if the two runs are equal call by call."""
     ours, theirs = list(predicted), list(observed)
-    phase = _phases(ours, theirs)
+    phase = phases_alike(ours, theirs)
     for place, (mine, yours) in enumerate(zip(ours, theirs, strict=False)):
-        if _kind(mine, phase) != _kind(yours, phase):
+        if kind_of(mine, phase) != kind_of(yours, phase):
             return place
     return None if len(ours) == len(theirs) else min(len(ours), len(theirs))
 
 
-def _phases(*sides: Iterable[CallLike]) -> Mapping[str, str]:
-    """How to name phases so that both sides can be held against each other."""
-    known = [{call.phase for call in calls} for calls in sides]
-    if any(rec.UNKNOWN_PHASE in phases for phases in known):
-        return dict.fromkeys(rec.RECORDED_PHASES, "")
-    if all(rec.CLIP in phases for phases in known):
-        return {}
-    return {rec.CLIP: rec.OPTIMIZER}
-
-
-def _kind(call: CallLike, phase: Mapping[str, str]) -> Kind:
-    ranks = call.ranks if call.op in ("send", "recv") else tuple(sorted(call.ranks))
-    return phase.get(call.phase, call.phase), call.op, ranks, call.dtype, call.in_bytes, call.out_bytes
-
-
-def _reason(kind: Kind, predicted: int, observed: int, wrong: Iterable[Kind]) -> str:
-    """Guess why, from what is typical; '' where nothing is."""
-    phase, op, _, dtype, *sizes = kind
-    size = max(sizes)
-    if op == rec.UNKNOWN:
-        return "an operation that is not known; its raw name is in the recording"
-    if op in ("send", "recv") and (dtype in ("uint8", "int64") or (dtype == "int32" and size == 4)):
-        return "pipelining agrees on shapes in its first step"
-    if op == "broadcast" and dtype in ("int32", "int64"):
-        return "data parallelism agrees on its buckets in its first steps"
-    for other in wrong:
-        near = max(other[4:])
-        if other[:4] == kind[:4] and other != kind and 0 < abs(near - size) < 0.1 * max(near, size):
-            return f"{near:,} B on the other side: padding".replace(",", " ")
-    if op in ("all_gather", "reduce_scatter") and abs(predicted - observed) == 1:
-        return "the root group: embedding and head"
-    if op == "all_reduce" and phase == rec.BACKWARD and observed < predicted:
-        return "an input without gradient"
-    return "" if predicted else "nothing predicts it"
-
-
-def text_of(mismatches: Iterable[Mismatch], title: str) -> str:
+def text_of(mismatches: Iterable[Mismatch], title: str, sides: tuple[str, str] = PREDICTION) -> str:
     """Write mismatches for a person, the largest first.
 
     >>> print(text_of([Mismatch(0, "forward", "all_gather", (0, 1), "fp32", 4, 8, 4, 5, "the root")], "fsdp on data=2"))
@@ -150,7 +84,7 @@ def text_of(mismatches: Iterable[Mismatch], title: str) -> str:
         all_gather     forward                 8 B fp32  predicted 4   observed 5    <-- the root
     """
     worst = sorted(mismatches, key=lambda x: -abs(x.predicted - x.observed) * max(x.in_bytes, x.out_bytes, 1))
-    return "\n".join([f"mismatch: {title}", *(mismatch.line for mismatch in worst)])
+    return "\n".join([f"mismatch: {title}", *(mismatch.line(sides) for mismatch in worst)])
 
 
 def assert_same(
@@ -160,23 +94,53 @@ def assert_same(
 
     The file is what ``Recording.save``, ``Ledger.to_dict`` or this function wrote (run once with MESHCOST_UPDATE=1).
     ``tolerance`` is the share by which the bytes of all calls of one operation, phase, group and data type may differ;
-    0 compares call by call. NotTheSame is an AssertionError too, so that pytest shows it as a failure.
+    0 compares call by call. In a test that pytest runs, a relative path starts at the folder of the test. NotTheSame is an
+    AssertionError too, so that pytest shows it as a failure.
     """
-    path = Path(path)
+    path = Path(os.environ.get(FOLDER, "")) / path
     if os.environ.get(UPDATE) == "1":
         path.write_text(json.dumps(_document(observed), indent=1) + "\n")
         return
     if not path.is_file():
-        raise NotTheSame(f"{path}: no such file. Write it by running once with {UPDATE}=1.")
-    found: list[Mismatch] = []
-    for rank, expected, seen in _pairs(json.loads(path.read_text()), observed):
-        found += (
+        raise NotTheSame(
+            f"{path}: no such file. Write it by running once with {UPDATE}=1, or with pytest --meshcost-update."
+        )
+    found: dict[str, list[int]] = {}
+    for rank, expected, seen in _pairs(_read_file(path), observed):
+        wrong = (
             differences(expected, seen, rank=rank)
             if not tolerance
             else _sums(expected, seen, tolerance, rank)
         )
+        if wrong:
+            found.setdefault(text_of(wrong, "{}", FILE), []).append(rank)
     if found:
-        raise NotTheSame(text_of(found, f"{path.name} is what was expected"))
+        raise NotTheSame(
+            text.replace("{}", f"{_named(ranks, observed)}, where {path.name} is what is expected", 1)
+            for text, ranks in found.items()
+        )
+
+
+def _read_file(path: Path) -> Ledger | dict[int, Recording]:
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise LedgerError(f"{path}: {error}") from None
+    if not isinstance(data, dict):
+        raise LedgerError(f"{path}: neither a ledger nor a recording.")
+    try:
+        return _read(data)
+    except MeshcostError as error:
+        raise error.located(str(path)) from None
+
+
+def _named(ranks: list[int], observed: Ledger | Recording | Mapping[int, Recording]) -> str:
+    """Name ranks; a ledger's by their stages, where it has more than one."""
+    if isinstance(observed, Ledger) and observed.mesh.stages > 1:
+        ranks, noun = [observed.mesh.stage(rank) for rank in ranks], "stage"
+    else:
+        noun = "rank"
+    return f"{noun if len(ranks) == 1 else noun + 's'} {', '.join(map(str, ranks))}"
 
 
 def _document(observed: Ledger | Recording | Mapping[int, Recording]) -> dict[str, Any]:
@@ -186,10 +150,9 @@ def _document(observed: Ledger | Recording | Mapping[int, Recording]) -> dict[st
 
 
 def _pairs(
-    data: Mapping[str, Any], observed: Ledger | Recording | Mapping[int, Recording]
+    expected: Ledger | dict[int, Recording], observed: Ledger | Recording | Mapping[int, Recording]
 ) -> Iterable[tuple[int, list[CallLike], list[CallLike]]]:
     """Match the ranks of a file with those observed. A ledger answers for every rank."""
-    expected = _read(data)
     if isinstance(observed, Recording):
         observed = {observed.rank: observed}
     if isinstance(expected, Ledger):
@@ -227,10 +190,7 @@ def _read(data: Mapping[str, Any]) -> Ledger | dict[int, Recording]:
 
 def read_recordings(path: str | Path) -> dict[int, Recording]:
     """Read a file of recordings, ours or those of others, by rank. Raises LedgerError for anything else."""
-    try:
-        found = _read(json.loads(Path(path).read_text()))
-    except (OSError, ValueError) as error:
-        raise LedgerError(f"{path}: {error}") from None
+    found = _read_file(Path(path))
     if isinstance(found, Ledger):
         raise LedgerError(f"{path}: a ledger, not a recording.")
     return found
@@ -238,11 +198,11 @@ def read_recordings(path: str | Path) -> dict[int, Recording]:
 
 def _sums(predicted: list[CallLike], observed: list[CallLike], tolerance: float, rank: int) -> list[Mismatch]:
     """Compare bytes and not calls: those of one phase, operation, group and data type together."""
-    phase = _phases(predicted, observed)
+    phase = phases_alike(predicted, observed)
     sums: dict[tuple[str, str, tuple[int, ...], str], list[int]] = {}
     for side, calls in enumerate((predicted, observed)):
         for call in calls:
-            kind = _kind(call, phase)
+            kind = kind_of(call, phase)
             sums.setdefault(kind[:4], [0, 0])[side] += max(kind[4:])
     return [
         Mismatch(rank, *kind, ours, theirs, ours, theirs, f"bytes differ by more than {tolerance:.2%}")

@@ -31,6 +31,16 @@ class Recorded(Protocol):
 
 def pages(recordings: Iterable[Recorded], folder: Path) -> Iterator[str]:
     """Yield the log of one rank of each kind, and where all of them are."""
+    recordings = list(recordings)
+    yield from logs(recordings)
+    about = recordings[0].about
+    steps = words.plural(about["steps"], "step")
+    kind = "the steady state" if about["steady"] else "not the steady state"
+    yield f"step {about['step']} of {steps}, {kind}; each rank in full: {folder / 'rank-0.json'} and so on.\n"
+
+
+def logs(recordings: Iterable[Recorded]) -> Iterator[str]:
+    """Yield the log of one rank of each kind, and which others are like it."""
     kinds: dict[Hashable, list[Recorded]] = {}
     for recording in recordings:
         kinds.setdefault(recording.shape, []).append(recording)
@@ -41,10 +51,6 @@ def pages(recordings: Iterable[Recorded], folder: Path) -> Iterator[str]:
             others = tuple(each.rank for each in found[1:])
             yield f"  the same on {'rank' if len(others) == 1 else 'ranks'} {words.runs(others)}\n"
         yield "\n"
-    about = next(iter(kinds.values()))[0].about
-    steps = words.plural(about["steps"], "step")
-    kind = "the steady state" if about["steady"] else "not the steady state"
-    yield f"step {about['step']} of {steps}, {kind}; each rank in full: {folder / 'rank-0.json'} and so on.\n"
 
 
 def as_dict(recordings: Iterable[Recorded]) -> dict[str, Any]:

@@ -233,6 +233,14 @@ def test_a_plain_script_is_recorded_as_json(tmp_path, run, monkeypatch):
     (recording,) = json.loads(done.out)["recordings"]
     assert recording["about"]["step"] == 2
     assert [call["in_bytes"] for call in recording["calls"]] == [36]
+    shown = run("record", "--show", tmp_path / "out" / "rank-0.json")
+    assert shown.code == 0, shown.err
+    title, head, row, *_ = shown.out.splitlines()
+    assert title == "rank 0 of 1, step 2: 1 call, 36 B"
+    assert head.split()[-1] == "module"
+    assert row.split() == ["backward", "all_reduce", "36", "B", "fp32", "ranks", "0"]
+    missing = run("record", "--show", tmp_path / "none.json")
+    assert (missing.code, "none.json: " in missing.err) == (2, True)
 
 
 def test_a_command_that_fails_keeps_its_status(tmp_path, run):

@@ -2,19 +2,25 @@
 
 import json
 import os
+import re
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+import meshcost
 from meshcost import pytest_plugin
-from meshcost.errors import LedgerError
+from meshcost.errors import ExecutionError, LedgerError
 from meshcost.execute.recording import RecordedCall, Recording, axes_of
 from meshcost.execute.recording_compare import (
+    FOLDER,
     UPDATE,
     NotTheSame,
     assert_same,
     differences,
     first_out_of_order,
+    read_recordings,
     text_of,
 )
 from meshcost.execute.recording_truth import read_phase, read_truth
@@ -114,6 +120,26 @@ def test_differences_count_both_sides_and_say_the_likely_reason():
     assert "observed 1    <-- pipelining" in text_of([vote], "toy")
 
 
+ROOT = replace(GATHER, module="", out_bytes=16, in_bytes=4)
+
+
+def test_a_reason_is_named_only_where_what_was_seen_fits_it():
+    def reasons(expected, found):
+        return [x.reason for x in differences(expected, found)]
+
+    assert reasons([], [ROOT]) == [""]
+    assert "root group" in reasons([GATHER], [GATHER, ROOT])[0]
+    assert reasons([GATHER], [GATHER, replace(ROOT, module="head")]) == [""]
+    assert reasons([replace(REDUCE, phase="backward")], []) == [""]
+    larger = replace(GATHER, out_bytes=200), replace(GATHER, out_bytes=206)
+    assert reasons(larger[:1], larger[1:]) == ["206 B on the other side", "200 B on the other side"]
+    agreed = [
+        replace(REDUCE, op="broadcast", dtype="int32", in_bytes=size, out_bytes=size) for size in (88, 8)
+    ]
+    assert reasons([], agreed[:1]) == [""]
+    assert all("agrees on its buckets" in reason for reason in reasons([], agreed))
+
+
 def test_a_side_without_clipping_or_phases_can_be_compared():
     assert differences([REDUCE], [replace(REDUCE, phase="optimizer")]) == ()
     assert differences([REDUCE], [replace(REDUCE, phase="")]) == ()
@@ -128,14 +154,14 @@ def test_the_order_is_compared_call_by_call():
 
 def test_assert_same_passes_for_the_same_and_fails_for_more(tmp_path, monkeypatch):
     path = tmp_path / "step.json"
-    with pytest.raises(NotTheSame, match="MESHCOST_UPDATE=1"):
+    with pytest.raises(NotTheSame, match="MESHCOST_UPDATE=1, or with pytest --meshcost-update"):
         assert_same(STEPS, path)
     monkeypatch.setenv("MESHCOST_UPDATE", "1")
     assert_same(STEPS, path)
     monkeypatch.delenv("MESHCOST_UPDATE")
     assert_same(STEPS, path)
     more = replace(STEPS, calls=(*STEPS.calls, REDUCE))
-    with pytest.raises(AssertionError, match="predicted 3   observed 4"):
+    with pytest.raises(AssertionError, match="expected 3   found 4"):
         assert_same(more, path)
     assert_same(more, path, tolerance=0.34)
     with pytest.raises(NotTheSame, match="33"):
@@ -158,13 +184,50 @@ def test_assert_same_holds_a_ledger_against_a_ledger(tmp_path):
     (tmp_path / "bill.json").write_text(json.dumps(ledger.to_dict()))
     assert_same(ledger, tmp_path / "bill.json")
     zero = analyze(Job(model="gpt2", parallel={"data": {"strategy": "zero3", "size": 4}}, batch=batch))
-    with pytest.raises(NotTheSame, match="all_gather"):
+    with pytest.raises(
+        NotTheSame, match=r"rank 0, where bill.json is what is expected\n.*all_gather"
+    ) as said:
         assert_same(zero, tmp_path / "bill.json")
+    assert "predicted" not in str(said.value)
+
+
+def test_two_bills_that_differ_in_every_stage_are_told_apart_by_stage(tmp_path):
+    batch = {"sequence": 64, "global_batch": 8}
+    bills = [
+        analyze(Job(model="gpt2", parallel={"pipeline": 3, "data": size}, batch=batch)) for size in (2, 4)
+    ]
+    (tmp_path / "bill.json").write_text(json.dumps(bills[0].to_dict()))
+    with pytest.raises(NotTheSame, match="6 ranks, not 12"):
+        assert_same(bills[1], tmp_path / "bill.json")
+    longer = analyze(Job(model="gpt2", parallel={"pipeline": 3, "data": 2}, batch={**batch, "sequence": 128}))
+    with pytest.raises(NotTheSame) as said:
+        assert_same(longer, tmp_path / "bill.json")
+    titles = [line for line in str(said.value).splitlines() if line.startswith("mismatch")]
+    assert [title.split(",")[0] for title in titles] == [f"mismatch: stage {stage}" for stage in range(3)]
+
+
+@pytest.mark.parametrize("text", ["[]", "1", "{", "{}"])
+def test_a_file_that_is_no_recording_is_named(tmp_path, text):
+    path = tmp_path / "step.json"
+    path.write_text(text)
+    with pytest.raises(LedgerError, match="step"):
+        assert_same(STEPS, path)
+    with pytest.raises(LedgerError, match="step"):
+        read_recordings(path)
+
+
+def test_what_watches_torch_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(vars(meshcost), "record", raising=False)
+    with pytest.raises(ExecutionError, match=r"pip install 'meshcost\[torch\]'"):
+        meshcost.record()
 
 
 def test_the_log_joins_equal_calls():
     log = replace(STEPS, calls=(GATHER, GATHER)).log()
-    assert log.splitlines()[1].split() == [
+    titles = ["phase", "calls", "operation", "payload", "dtype", "group", "module"]
+    assert log.splitlines()[1].split() == titles
+    assert log.splitlines()[2].split() == [
         "forward",
         "2",
         "x",
@@ -206,5 +269,27 @@ def test_the_plugin_fails_tests_when_a_change_adds_bytes(pytester):
     assert run(8) == {"failed": 2}
 
 
+def test_the_example_of_the_readme_passes_and_a_relative_path_lies_beside_the_test(pytester):
+    for name in (
+        "fsdp",
+        "tensor",
+        "pipelining",
+    ):  # loaded here, so that the runs below do not load them twice
+        pytest.importorskip(f"torch.distributed.{name}")
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (example,) = re.findall(r"```python\n(import pytest\n.*?)```", readme, re.DOTALL)
+    folder = pytester.mkdir("inner")
+    (folder / "test_step.py").write_text(example)
+
+    def run(*options: str) -> dict[str, int]:
+        return pytester.runpytest_inprocess("-p", "no:randomly", *options).parseoutcomes()
+
+    assert run("--meshcost-update")["passed"] == 2
+    assert (folder / "bill.json").is_file()
+    assert run()["passed"] == 2
+    (folder / "test_step.py").write_text(example.replace("(*model, model)", "(model,)"))
+    assert {**run(), "warnings": 0} == {"passed": 1, "failed": 1, "warnings": 0}
+
+
 def test_the_plugin_and_the_comparison_mean_the_same_variable():
-    assert pytest_plugin.UPDATE == UPDATE
+    assert (pytest_plugin.UPDATE, pytest_plugin.FOLDER) == (UPDATE, FOLDER)

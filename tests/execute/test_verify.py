@@ -125,6 +125,7 @@ def test_without_torch_there_is_one_sentence(tmp_path):
     done = meshcost(PYTHONPATH=f"{tmp_path}{os.pathsep}{os.pathsep.join(path for path in sys.path if path)}")
     assert done.returncode == 2
     assert "pip install 'meshcost[torch]'" in done.stderr
+    assert done.stderr.count("\n") == 1
     assert "Traceback" not in done.stderr
 
 
