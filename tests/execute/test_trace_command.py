@@ -35,7 +35,7 @@ def test_equal_calls_are_said_and_exit_0(run, path):
     assert "of 2 ranks, each as predicted and in order." in done.out
 
 
-def test_a_difference_is_shown_and_exits_1(run, path, monkeypatch):
+def test_a_difference_is_shown_with_its_likely_reason_and_exits_1(run, path, monkeypatch):
     def one_forgotten(job):
         ledger = analyze(job)
         kept = tuple(
@@ -48,8 +48,8 @@ def test_a_difference_is_shown_and_exits_1(run, path, monkeypatch):
     done = run("trace", path, "--steps", "1")
     assert done.code == 1
     assert "mismatch: fsdp on data=2 (torch " in done.out
-    assert "predicted 0   observed 2" in done.out
-    assert "<--" not in done.out
+    # The embedding and the head are in no unit of their own here.
+    assert "predicted 0   observed 2    <-- the root group: weights in no unit of their own" in done.out
     assert "different on 1 rank." in done.out
     document = json.loads(run("trace", path, "--steps", "1", "--format", "json").out)
     assert document["equal"] is False
