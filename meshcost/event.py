@@ -239,7 +239,7 @@ class Totals:
 
 
 def by_link(paid: Iterable[Totals]) -> dict[str, Totals]:
-    """Add up by link: ``sent_bytes`` is what takes that kind of link, ``calls`` those of events that use it.
+    """Add up by link: ``sent_bytes`` is what takes that kind of link. One call may use both, so none are counted.
 
     >>> by_link([Totals(calls=2, sent_bytes=9, intra_node_bytes=9)])["inside a node"].sent_bytes
     9
@@ -247,6 +247,5 @@ def by_link(paid: Iterable[Totals]) -> dict[str, Totals]:
     sums = dict.fromkeys((INSIDE, BETWEEN), Totals())
     for one in paid:
         for link, sent in ((INSIDE, one.intra_node_bytes), (BETWEEN, one.inter_node_bytes)):
-            if sent:
-                sums[link] += Totals(calls=one.calls, sent_bytes=sent)
+            sums[link] += Totals(sent_bytes=sent)
     return sums

@@ -49,10 +49,13 @@ def seconds(event: Event, cluster: Cluster) -> float:
     return moved + min(_wait(inside, between, event.op, cluster) for inside, between in hops)
 
 
-def step_seconds(ledger: Ledger, cluster: Cluster, *, stage: int | None = None) -> float:
-    """Time of all calls of one rank in a step: of ``stage``, or of the busiest one."""
-    chosen = ledger.at_stage(ledger.busiest_stage if stage is None else stage)
-    return sum(event.calls * seconds(event, cluster) for event in chosen)
+def seconds_by_stage(ledger: Ledger, cluster: Cluster) -> tuple[float, ...]:
+    """Time of all calls of one rank of each stage in a step."""
+    times: list[list[float]] = [[] for _ in range(ledger.mesh.stages)]
+    for event in ledger:
+        for stage in event.stages:
+            times[stage].append(event.calls * seconds(event, cluster))
+    return tuple(map(sum, times))
 
 
 def _wait(inside: int, between: int, op: str, cluster: Cluster) -> float:

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from meshcost.clusters import Cluster
 from meshcost.errors import LedgerError
-from meshcost.event import BETWEEN, CLUSTER, INSIDE, Event, Totals, by_link
+from meshcost.event import BETWEEN, CLUSTER, INSIDE, PHASES, Event, Totals, by_link
 from meshcost.ledger import KEYS, Ledger
 from meshcost.listing import listed
-from meshcost.timing import seconds
+from meshcost.timing import seconds, seconds_by_stage
 
 
 class Line(NamedTuple):
@@ -67,13 +67,28 @@ class Bill:
         return sum(event.calls * seconds(event, self.cluster) for event in events)
 
     def seconds_by(self, by: str) -> dict[str, float | None]:
-        """Time of the payer's calls, added up as ``groups`` adds up bytes; nothing by link or stage, or without speeds."""
-        if not self.timed or by not in KEYS:
+        """Time of the payer's calls, added up as ``groups`` adds up bytes; nothing by link, or without speeds."""
+        if not self.timed or by == "link":
             return {}
-        sums: dict[str, list[Event]] = {}
+        if by == "stage":
+            return {stage: self.stage_seconds[int(stage)] for stage in self.groups(by)}
+        sums: dict[str, list[Event]] = {key: [] for key in self.groups(by)}
         for event in self._own_events():
-            sums.setdefault(KEYS[by](event), []).append(event)
+            sums[KEYS[by](event)].append(event)
         return {key: self.seconds(*events) for key, events in sums.items()}
+
+    @cached_property
+    def stage_seconds(self) -> tuple[float, ...]:
+        """Time of all calls of a rank of each stage; nothing without speeds."""
+        if self.cluster is None or not self.timed:
+            return ()
+        return seconds_by_stage(self.ledger, self.cluster)
+
+    @property
+    def slowest_stage(self) -> int | None:
+        """The stage whose ranks communicate longest: who sends the most bytes need not. None without speeds."""
+        times = self.stage_seconds
+        return max(range(len(times)), key=lambda i: (times[i], i == self.payer_stage, -i)) if times else None
 
     @property
     def total_seconds(self) -> float | None:
@@ -112,18 +127,19 @@ class Bill:
     def groups(self, by: str) -> dict[str, Totals]:
         """Add up what the payer pays. Largest first, but stages and phases in their order.
 
-        By ``link``, ``sent_bytes`` is what takes that kind of link, and ``calls`` those of events that use it.
+        By ``link``, ``sent_bytes`` is what takes that kind of link, and nothing else is told apart. A whole bill has a
+        group also for what only other stages call, so that what all ranks send together adds up.
         """
         if by == "link":
             return by_link(self._pays(event) for event in self._own_events())
         if by == "stage":
             return self._stages()
-        sums: dict[str, Totals] = {}
+        sums = {KEYS[by](event): Totals() for event in self.ledger if self.whole}
         for event in self._own_events():
             key = KEYS[by](event)
             sums[key] = sums.get(key, Totals()) + self._pays(event)
         if by == "phase":
-            return sums
+            return {phase: sums[phase] for phase in PHASES if phase in sums}
         return dict(sorted(sums.items(), key=lambda item: -max(item[1].sent_bytes, item[1].received_bytes)))
 
     @property

@@ -24,7 +24,7 @@ _MARKDOWN_COLUMNS = (
     "intra_node_bytes", "inter_node_bytes",
 )  # fmt: skip
 _TOTALS = tuple(Totals.__slots__)
-_LINK = ("calls", "sent_bytes")
+_LINK = ("sent_bytes",)
 
 Row = Mapping[str, Any]
 
@@ -37,9 +37,9 @@ def as_dict(bill: Bill, by: str | None = None) -> dict[str, Any]:
     if by not in (None, "event"):
         return _sums(bill, str(by))
     if bill.whole:
-        return bill.ledger.to_dict() | _seconds(bill)
+        return bill.ledger.to_dict() | _seconds_of_events(bill)
     part = bill.ledger.at_stage(bill.payer_stage).to_dict()
-    part |= _payer(bill) | {"totals": bill.totals.as_dict()} | _seconds(bill)
+    part |= _payer(bill) | {"totals": bill.totals.as_dict()} | _seconds_of_events(bill)
     numbers = {id(line.event): {"number": line.number, "event": line.name} for line in bill.lines}
     events = bill.ledger.at_stage(bill.payer_stage)
     part["events"] = [row | numbers[id(event)] for event, row in zip(events, part["events"], strict=True)]
@@ -71,18 +71,26 @@ def _totals(bill: Bill) -> dict[str, int]:
 
 
 def _seconds(bill: Bill) -> dict[str, Any]:
-    """Seconds of each event, in the order of ``events``, where the links of a cluster are known."""
+    """Seconds of the payer, and of the slowest rank of all, where the links of a cluster are known."""
     if not bill.timed or bill.cluster is None:
         return {}
-    events = bill.ledger if bill.whole else bill.ledger.at_stage(bill.payer_stage)
-    return {
-        "seconds": {
-            "cluster": bill.cluster.name,
-            "caveat": f"{CAVEAT} {AS_NCCL}",
-            "total": bill.total_seconds,
-            "events": [bill.seconds(event) for event in events],
-        }
+    found: dict[str, Any] = {
+        "cluster": bill.cluster.name,
+        "caveat": f"{CAVEAT} {AS_NCCL}",
+        "total": bill.total_seconds,
     }
+    if bill.whole:
+        slowest = bill.slowest_stage
+        found |= {"slowest_stage": slowest, "slowest_total": bill.stage_seconds[slowest or 0]}
+    return found
+
+
+def _seconds_of_events(bill: Bill) -> dict[str, Any]:
+    """The same, with the seconds of each event in the order of ``events``."""
+    if not bill.timed:
+        return {}
+    events = bill.ledger if bill.whole else bill.ledger.at_stage(bill.payer_stage)
+    return {"seconds": _seconds(bill) | {"events": [bill.seconds(event) for event in events]}}
 
 
 def _payer(bill: Bill) -> dict[str, int]:
@@ -97,6 +105,7 @@ def _sums(bill: Bill, by: str) -> dict[str, Any]:
         **_payer(bill),
         "rows": group_rows(bill, by),
         "totals": _totals(bill),
+        **({"seconds": _seconds(bill)} if bill.timed else {}),
     }
 
 
@@ -162,7 +171,10 @@ def csv_text(columns: Sequence[str], rows: Iterable[Row]) -> str:
 
 
 def as_markdown(bill: Bill, by: str | None = None) -> str:
-    """The events, or sums ``by`` something, as a Markdown table with the totals in its last row."""
+    """The events, or sums ``by`` something, as a Markdown table with the totals in its last row.
+
+    Where the rank that sends most is not the slowest, one more row has the totals of that.
+    """
     events = by in (None, "event")
     rows = event_rows(bill) if events else group_rows(bill, str(by))
     timed = ("seconds",) if bill.timed else ()
@@ -170,15 +182,20 @@ def as_markdown(bill: Bill, by: str | None = None) -> str:
     table = markdown_text(columns, [{key: row[key] for key in columns} for row in rows])
     if by == "stage":
         return table
-    sums = _totals(bill)
-    last = {
-        "count": sums["calls"],
-        "seconds": bill.total_seconds,
-        **sums,
-        columns[1 if events else 0]: f"**{bill.payer}**",
-    }
-    last.pop("payload_bytes" if events else "", None)
-    return table + _markdown_row([last.get(key, "") for key in columns])
+    last: list[tuple[str, Row]] = [(bill.payer, _totals(bill) | {"seconds": bill.total_seconds})]
+    slowest = bill.slowest_stage
+    if bill.whole and slowest not in (None, bill.payer_stage):
+        sums = bill.ledger.by_stage[slowest].as_dict() | {"seconds": bill.stage_seconds[slowest]}
+        last.append((f"the slowest rank, of stage {slowest}", sums))
+    return table + "".join(_last_row(columns, name, sums, events=events) for name, sums in last)
+
+
+def _last_row(columns: Sequence[str], name: str, sums: Row, *, events: bool) -> str:
+    """The totals of a rank; below events, whose payload is that of one call, without a sum of payloads."""
+    row = {**sums, "count": sums["calls"], columns[1 if events else 0]: f"**{name}**"}
+    if events:
+        row["payload_bytes"] = ""
+    return _markdown_row([row.get(key, "") for key in columns])
 
 
 def markdown_text(columns: Sequence[str], rows: Sequence[Row]) -> str:

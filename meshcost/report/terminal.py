@@ -103,6 +103,8 @@ def _summary(bill: Bill, signs: Glyphs, width: int) -> Iterator[Text]:
     if bill.timed:
         line.append(f", {words.seconds(bill.total_seconds)} of communication with nothing hidden")
     yield line
+    if slower := _slower(bill):
+        yield Text(f"  {slower}", _HEAD)
     if totals.sent_bytes:
         yield from _bars(bill, signs, width)
         yield from _legend(totals, signs)
@@ -110,8 +112,17 @@ def _summary(bill: Bill, signs: Glyphs, width: int) -> Iterator[Text]:
     yield from _cluster(bill)
 
 
+def _slower(bill: Bill) -> str:
+    """Say whose communication takes longest, where that is not the rank whose totals are shown."""
+    slowest = bill.slowest_stage
+    if not bill.whole or slowest in (None, bill.payer_stage):
+        return ""
+    time, sent = bill.stage_seconds[slowest], bill.ledger.by_stage[slowest].sent_bytes
+    return f"The slowest rank is one of stage {slowest}: {words.seconds(time)}, though it sends {size(sent)}."
+
+
 def _bars(bill: Bill, signs: Glyphs, width: int) -> Iterator[Text]:
-    groups = bill.groups("strategy")
+    groups = {name: sums for name, sums in bill.groups("strategy").items() if sums.calls}
     most, whole = max(x.sent_bytes for x in groups.values()), bill.totals.sent_bytes
     name_width = max(map(len, groups))
     room = max(8, min(_LONGEST_BAR, width - name_width - 24))
@@ -136,9 +147,9 @@ def _legend(totals: Totals, signs: Glyphs) -> Iterator[Text]:
         (signs.inside, _INSIDE, INSIDE, totals.intra_node_bytes),
         (signs.between, _BETWEEN, BETWEEN, totals.inter_node_bytes),
     ):
-        line.append(sign if part else "nothing", style if part else "dim")
-        share = f" {size(part)} ({words.share(part, totals.sent_bytes)})" if part else ""
-        line.append(f" {where}{share}   ")
+        if part:
+            line.append(sign, style)
+            line.append(f" {where} {size(part)} ({words.share(part, totals.sent_bytes)})   ")
     line.rstrip()
     yield line
 
@@ -163,11 +174,11 @@ def _spread(bill: Bill) -> Iterator[Text]:
 
 
 def _cluster(bill: Bill) -> Iterator[Text]:
-    together = bill.all_together
-    if together.get(SENT):
+    sent, leaving = (bill.all_together.get(name, 0) for name in CLUSTER)
+    if sent:
+        part = f"{size(leaving)} ({words.share(leaving, sent)})" if leaving else "nothing"
         yield Text(
-            f"  all {bill.ledger.mesh.world_size:,} ranks together send {size(together[SENT])}, "
-            f"{size(together[LEAVING])} ({words.share(together[LEAVING], together[SENT])}) of it between nodes"
+            f"  all {bill.ledger.mesh.world_size:,} ranks together send {size(sent)}, {part} of it between nodes"
         )
 
 
@@ -266,14 +277,19 @@ def _groups(bill: Bill, by: str, signs: Glyphs, width: int, *, exact: bool) -> I
         grid.row(*cells, *((words.seconds(bill.total_seconds),) if times else ()), style=_TOTAL)
     yield from grid.fit(width)
     yield Text("")
+    if slower := _slower(bill):
+        yield Text(slower, _HEAD)
     if by == "stage":
         yield Text("Each row is one rank of that stage; shares are of the busiest.", style="dim")
     if cluster:
         yield Text(_ALL_RANKS if links else _ALL_BETWEEN, style="dim")
     if times:
         yield from _on_time(bill)
+    elif bill.timed:
+        yield Text(_NO_TIME, style="dim")
 
 
+_NO_TIME = "Both kinds of link work at the same time: seconds cannot be told apart by link."
 _ALL_RANKS = "All ranks: what all of them send together; the rest is of one rank."
 _ALL_BETWEEN = "All between: bytes between nodes, of all ranks together; the rest is of one rank."
 
@@ -292,23 +308,20 @@ def _group_columns(by: str, *, cluster: bool, timed: bool) -> list[Column]:
         *([Column("all ranks" if links else "all between", "right", drop=3)] if cluster else []),
         *([Column("time", "right", drop=2)] if timed else []),
     ]
-    return [x for x in every if not links or x.title in ("link", "calls", "sent", "share", "all ranks")]
+    return [x for x in every if not links or x.title in ("link", "sent", "share", "all ranks")]
 
 
 def _group_cells(
     bill: Bill, name: str, sums: Totals, cluster: Mapping[str, int], *, links: bool, exact: bool
 ) -> list[str]:
     sent, together, leaving = sums.sent_bytes, cluster.get(SENT), cluster.get(LEAVING)
-    payload = [] if links else [sums.payload_bytes]
-    rest = [] if links else [sums.received_bytes, sums.intra_node_bytes, sums.inter_node_bytes]
-    last = together if links else leaving
-    before, after = ([size(x, exact=exact) for x in part] for part in ((*payload, sent), rest))
     share = words.share(sent, bill.totals.sent_bytes)
-    return [
-        name,
-        f"{sums.calls:,}",
-        *before,
-        share,
-        *after,
-        *([] if last is None else [size(last, exact=exact)]),
-    ]
+    last = together if links else leaving
+    everyone = [] if last is None else [size(last, exact=exact)]
+    if links:
+        return [name, size(sent, exact=exact), share, *everyone]
+    payload, *rest = (
+        size(x, exact=exact)
+        for x in (sums.payload_bytes, sums.received_bytes, sums.intra_node_bytes, sums.inter_node_bytes)
+    )
+    return [name, f"{sums.calls:,}", payload, size(sent, exact=exact), share, *rest, *everyone]
