@@ -20,6 +20,7 @@ help:  ## list these targets
 
 demo: $(VENV)/.demo  ## print the bill of one training step of Llama 3.1 70B (needs no torch)
 	@$(BIN)/meshcost analyze examples/llama-3.1-70b.yaml
+	@echo "The command is $(BIN)/meshcost; $(BIN)/meshcost --help lists what it can do."
 
 test: lint types  ## lint, types and all tests: what CI runs
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup

@@ -4,6 +4,8 @@ YAML here is plain data: no tags that build objects, no anchors (they can make a
 twice in one mapping.
 """
 
+import json
+import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from meshcost.errors import JobError
+from meshcost.errors import JobError, LedgerError, not_known
 
 _LARGEST_FILE = 1_000_000
 _LONGEST_VALUE = 2000
@@ -56,18 +58,39 @@ def _look_through(text: str) -> None:
             raise yaml.YAMLError(f"{where}: nested more than {_DEEPEST} deep")
 
 
-def read_text(path: Path) -> str:
-    """Read a text file. Raises JobError if it is missing, a folder, too large, or not UTF-8."""
+def read_text(path: Path, *, where_from: str = "") -> str:
+    """Read a text file. Raises JobError if it is missing, a folder, too large, or not UTF-8.
+
+    ``where_from`` tells whoever has no such file how to get one.
+    """
     try:
         if path.stat().st_size > _LARGEST_FILE:
-            raise JobError(f"{path}: larger than {_LARGEST_FILE:,} bytes, which no job file needs.")
+            raise JobError(f"{path}: larger than {_LARGEST_FILE:,} bytes, which no such file needs.")
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise JobError(f"{path}: no such file. meshcost init writes one to start from.") from None
+        raise JobError(f"{path}: no such file.{where_from and f' {where_from}'}") from None
     except UnicodeDecodeError:
         raise JobError(f"{path}: not a text file in UTF-8.") from None
     except (OSError, ValueError) as error:
         raise JobError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+
+
+def read_json(path: Path) -> Any:
+    """Read a file of JSON. Raises LedgerError, naming the file, if it is missing, no text, or no JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise LedgerError(f"{path}: no such file.") from None
+    except UnicodeDecodeError:
+        raise LedgerError(f"{path}: not a text file in UTF-8.") from None
+    except json.JSONDecodeError as error:
+        raise LedgerError(f"{path}: line {error.lineno}: not JSON: {error.msg}.") from None
+    except (ValueError, RecursionError) as error:
+        raise LedgerError(
+            f"{path}: not JSON that can be read: {str(error).partition(chr(10))[0][:200]}."
+        ) from None
+    except OSError as error:
+        raise LedgerError(f"{path}: cannot be read: {error.strerror or error}.") from None
 
 
 def parse(text: str) -> Any:
@@ -92,33 +115,51 @@ def sentences(
 ) -> list[str]:
     """Turn what Pydantic found into sentences: path, value, why, and what would be legal.
 
-    ``known`` lists the fields that may stand at a path, ``examples`` say how a field that is missing could be written.
+    ``known`` lists the fields that may stand at a path, ``examples`` say how a field that is missing or of the wrong kind
+    could be written.
     """
     items = error.errors()
-    found = [sentence for item in items[:_MOST_SENTENCES] for sentence in _sentences(item, known, examples)]
+    found = [
+        sentence.removeprefix(": ")  # of what is wrong as a whole
+        for item in items[:_MOST_SENTENCES]
+        for sentence in _sentences(item, known, examples)
+    ]
     more = len(items) - _MOST_SENTENCES
     return [*found, f"{more} more problems of this kind."] if more > 0 else found
 
 
 def _sentences(item: Any, known: Any, examples: Mapping[str, str]) -> list[str]:
-    path = ".".join(str(part) for part in item["loc"] if part not in ("int", "function-before"))
+    path = ".".join(str(part) for part in item["loc"] if part not in _NO_PART_OF_A_PATH)
     kind, context = item["type"], item.get("ctx", {})
+    example = f" Write it as {examples[path]}." if path in examples else ""
     match kind:
         case "missing":
-            return [f"{path}: missing. Write it{f', as {examples[path]}' if path in examples else ''}."]
+            return [f"{path}: missing.{example or ' Write it.'}"]
         case "extra_forbidden":
             return [_unknown(path, item["loc"], known)]
         case "literal_error":
-            return [f"{path}: {shown(item['input'])} is not known. Choose {context['expected']}."]
+            return [f"{path}: {_no_choice(item['input'], context['expected'])}"]
         case "problems":
             return [f"{path}: {problem}" for problem in context["problems"]]
         case "model_type" | "model_attributes_type" | "dict_type":
-            return [f"{path}: {shown(item['input'])} is not a mapping of fields."]
+            return [f"{path}: {shown(item['input'])} is not a mapping of fields.{example}"]
         case _:
             message = item["msg"][:1].lower() + item["msg"][1:]
-            return [
-                f"{path}: {shown(item['input'])} is not legal: {message.replace('input should', 'it has to')}."
-            ]
+            message = message.replace("input should", "it has to").replace("a valid tuple", "a list")
+            message = message.replace("a valid integer", "a whole number")
+            return [f"{path}: {shown(item['input'])} is not legal: {message}.{example}"]
+
+
+#: What Pydantic puts into a path and no file has.
+_NO_PART_OF_A_PATH = ("int", "function-before", "[key]")
+
+
+def _no_choice(value: Any, expected: str) -> str:
+    """Say what may stand where something else does; Pydantic quotes the choices."""
+    legal = re.findall(r"'([^']*)'", expected)
+    if isinstance(value, str) and legal:
+        return not_known(value, legal)
+    return f"{shown(value)} is not known. Choose {expected}."
 
 
 def _unknown(path: str, location: tuple[Any, ...], known: Any) -> str:

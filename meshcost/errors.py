@@ -12,6 +12,7 @@ One error may hold several problems: a file is read to the end and everything wr
 """
 
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 class MeshcostError(Exception):
@@ -59,3 +60,16 @@ class UnknownAlgorithm(MeshcostError):
 
 class ExecutionError(MeshcostError):
     """Ranks could not be started, or one of them failed, hung or died; says which one, and in which operation."""
+
+
+def not_known(value: str, legal: Iterable[str]) -> str:
+    """Say that a name is not one of a few legal ones, which there are, and which is nearest.
+
+    >>> not_known("strat", ("stage", "strategy"))
+    "'strat' is not known. Choose stage or strategy. Did you mean strategy?"
+    """
+    *most, last = legal
+    near = get_close_matches(value, [*most, last], 1, cutoff=0.5)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    choices = f"{', '.join(most)} or {last}" if most else last
+    return f"{value[:60]!r} is not known. Choose {choices}.{hint}"

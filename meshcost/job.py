@@ -59,8 +59,19 @@ Framework = Literal["textbook", "torch"]
 MOST_MICRO_BATCHES = 2**20
 
 
-#: How the fields that every job needs could be written.
+#: How fields could be written, for those who left one out or wrote something of another kind.
 _EXAMPLES = {
+    "parallel": "parallel: {data: 8, tensor: 2}",
+    "parallel.order": "order: [tensor, context, data, pipeline]",
+    "parallel.pipeline.layers_per_stage": "layers_per_stage: [7, 9, 9, 7]",
+    "precision": "precision: {weights: bf16, reduce: fp32}",
+    "freeze": 'freeze: ["model.layers.[0-9].*"]',
+    "lora": "lora: {rank: 16, targets: [q_proj, v_proj]}",
+    "lora.targets": "targets: [q_proj, v_proj]",
+    "algorithms": "algorithms: {all_reduce: tree}",
+    "scalars": "scalars: {gradient_norm: true, loss: true}",
+    "torch": "torch: {bucket_cap_mb: 25}",
+    "cluster": "cluster: h100-dgx, or as cluster: {gpus_per_node: 8}",
     "model": "model: llama-3.1-8b",
     "batch": "batch: {sequence: 8192, micro_batch: 1, global_batch: 64}",
     "batch.sequence": "sequence: 8192",
@@ -159,6 +170,18 @@ class Job(Options):
         """Number of ranks."""
         return self.mesh.world_size
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> "Job":
+        """Build the job anew with other fields, checked as if it were written so.
+
+        What Pydantic would do keeps the mesh and the program of the old job, and with them its bill. Everything in a job is
+        frozen, so that there is nothing to copy deeply. Raises JobError with every problem.
+
+        >>> job = Job(model="llama-3-8b", parallel={"data": 8}, batch={"sequence": 8192, "global_batch": 8})
+        >>> job.model_copy(update={"parallel": {"data": 4}}).world_size
+        4
+        """
+        return Job(**{name: getattr(self, name) for name in self.model_fields_set} | dict(update or {}))
+
     @cached_property
     def setting(self) -> Setting:
         """What was asked for, with the model as it will be trained."""
@@ -217,8 +240,7 @@ class Job(Options):
 
     def in_one_dtype(self) -> "Job":
         """The same job with everything in the data type of its weights, as formulas in papers count elements."""
-        fields = {name: getattr(self, name) for name in self.model_fields_set}
-        return Job(**{**fields, "precision": Precision(weights=self.precision.weights)})
+        return self.model_copy(update={"precision": Precision(weights=self.precision.weights)})
 
     @property
     def micro_batches(self) -> int:
@@ -298,7 +320,7 @@ def load(path: str | Path, **changes: Any) -> Job:
     beginning with the name of the file.
     """
     path = Path(path)
-    text = document.read_text(path)
+    text = document.read_text(path, where_from="meshcost init writes one to start from.")
     try:
         return read_job(document.parse(text), base=path.parent, **changes)
     except MeshcostError as error:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshcost.difference import Difference, Kind, Tally, differences, tally
@@ -73,6 +74,15 @@ class Ledger:
         if (self.mesh, self.program) != (other.mesh, other.program):
             raise LedgerError("ledgers of two different meshes cannot be added: analyze one job.")
         return replace(self, events=self.events + other.events)
+
+    def __repr__(self) -> str:
+        """Say in one line what it is of; ``rich.print`` shows all of it."""
+        name, framework = self.about.get("model") or "a model", self.about.get("framework", "textbook")
+        sums = self.totals
+        return (
+            f"<Ledger of {name}, {framework}, {self.mesh.world_size:,} ranks: {len(self)} events; "
+            f"the busiest rank sends {sums.sent_bytes:,} B in {sums.calls:,} calls>"
+        )
 
     def filter(self, keep: Callable[[Event], bool] | None = None, **fields: Any) -> "Ledger":
         """Keep the events for which ``keep`` is true and whose named fields have the given values.
@@ -198,6 +208,15 @@ class Ledger:
     def from_dict(cls, data: Any) -> "Ledger":
         """Read what ``to_dict`` wrote. Raises LedgerError for anything else."""
         ledger: Ledger = import_module("meshcost.ledger_json").from_dict(data)
+        return ledger
+
+    @classmethod
+    def from_json(cls, path: str | Path) -> "Ledger":
+        """Read a file that ``meshcost analyze JOB --format json`` wrote, or ``to_dict``.
+
+        Raises LedgerError, naming the file, for anything else.
+        """
+        ledger: Ledger = import_module("meshcost.ledger_json").from_file(Path(path))
         return ledger
 
     def to_pandas(self) -> "pd.DataFrame":

@@ -6,6 +6,7 @@ A file that is read is not trusted: formulas are parsed, not evaluated, and ever
 from fractions import Fraction
 from functools import partial
 from math import prod
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -244,6 +245,15 @@ def from_dict(data: Any) -> Ledger:
     if _totals(ledger) != record.totals:
         raise LedgerError("totals: they are not the sums of the events.")
     return ledger
+
+
+def from_file(path: Path) -> Ledger:
+    """Read a file of JSON that holds a ledger. Raises LedgerError, naming the file, for anything else."""
+    data = document.read_json(path)
+    try:
+        return from_dict(data)
+    except LedgerError as error:
+        raise error.located(str(path)) from None
 
 
 def _read_program(record: _Program, mesh: Mesh) -> Program:

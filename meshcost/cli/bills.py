@@ -6,7 +6,17 @@ from typing import Annotated
 import typer
 
 from meshcost.cli.common import bill_of, jobs_by_name, read_job, show_or_dump
-from meshcost.cli.options import BillFormat, By, CallFormat, Framework, JobFile, PageFormat, choice
+from meshcost.cli.options import (
+    BillFormat,
+    By,
+    CallFormat,
+    Framework,
+    JobFile,
+    PageFormat,
+    choice,
+    complete_clusters,
+    read_frameworks,
+)
 from meshcost.report.output import show, write, write_json
 
 
@@ -21,7 +31,11 @@ def analyze(  # noqa: PLR0913, PLR0917 - one argument for each option that a per
     form: Annotated[BillFormat, choice(BillFormat, "--format", help="How it is written.")] = BillFormat.table,
     exact: Annotated[bool, typer.Option("--exact", help="Every digit of every byte in the tables.")] = False,
     cluster: Annotated[
-        str | None, typer.Option(help="Seconds on this cluster: a name, or a file of verify --save.")
+        str | None,
+        typer.Option(
+            help="Seconds on this cluster: a name, or a file of verify --save.",
+            autocompletion=complete_clusters,
+        ),
     ] = None,
 ) -> None:
     """Print the bill of one training step: every collective, how often, on how much, and why."""
@@ -75,7 +89,10 @@ def compare(
         typer.Argument(metavar="JOB...", help="Job files, the first to compare with.", show_default=False),
     ],
     frameworks: Annotated[
-        str, typer.Option(metavar="NAMES", help="Each job under each of these, as textbook,torch.")
+        str,
+        typer.Option(
+            metavar="NAMES", help="Each job under each of these, as textbook,torch.", callback=read_frameworks
+        ),
     ] = "",
     stage: Annotated[int | None, typer.Option(help="What a rank of this pipeline stage calls.")] = None,
     form: Annotated[BillFormat, choice(BillFormat, "--format", help="How it is written.")] = BillFormat.table,

@@ -27,11 +27,17 @@ def bill_of(job: "Job") -> "Ledger":
 def read_job(path: Path, framework: str | None, cluster: str | None = None) -> "Job":
     """Read a job file, with what the command line says instead; exits 2 after a sentence for each problem."""
     light()
+    from meshcost.clusters import read_cluster
     from meshcost.job import load
 
-    asked = {"framework": framework, "cluster": cluster}
+    asked: dict[str, Any] = {} if framework is None else {"framework": str(framework)}
+    if cluster is not None:
+        try:
+            asked["cluster"] = read_cluster(cluster)
+        except MeshcostError as error:
+            raise error.located("--cluster") from None
     try:
-        job = load(path, **{name: value for name, value in asked.items() if value is not None})
+        job = load(path, **asked)
     except MeshcostError as error:
         say(error.problems)
         raise typer.Exit(2) from None

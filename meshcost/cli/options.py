@@ -1,12 +1,13 @@
 """What a person may write behind a command: formats, arguments that several commands share, and what completes them."""
 
 from collections.abc import Iterator
-from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from meshcost.errors import not_known
 
 
 class By(StrEnum):
@@ -20,6 +21,13 @@ class By(StrEnum):
     link = "link"
     stage = "stage"
     algorithm = "algorithm"
+
+
+class Profile(StrEnum):
+    """Whose calls a bill lists."""
+
+    textbook = "textbook"
+    torch = "torch"
 
 
 class BillFormat(StrEnum):
@@ -67,9 +75,7 @@ def choice(kind: type[StrEnum], name: str, *, help: str, show_default: bool = Tr
     def read(value: str) -> StrEnum:
         if value in set(kind):
             return kind(value)
-        near = get_close_matches(value, kind, 1, cutoff=0.5)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        raise typer.BadParameter(f"{value!r} is not known. Choose {', '.join(kind)}.{hint}")
+        raise typer.BadParameter(not_known(value, kind))
 
     def complete(incomplete: str) -> Iterator[str]:
         return (each for each in kind if each.startswith(incomplete))
@@ -86,6 +92,20 @@ def complete_models(incomplete: str) -> Iterator[str]:
     return (path.stem for path in sorted(shelf.glob("*.yaml")) if path.stem.startswith(incomplete))
 
 
+def complete_clusters(incomplete: str) -> Iterator[str]:
+    """Names of the clusters, read from their folder."""
+    shelf = Path(__file__).parents[1] / "clusters" / "catalogue"
+    return (path.stem for path in sorted(shelf.glob("*.yaml")) if path.stem.startswith(incomplete))
+
+
+def read_frameworks(names: str) -> str:
+    """Check a list of frameworks; each is refused as a choice is."""
+    for name in filter(None, (name.strip() for name in names.split(","))):
+        if name not in set(Profile):
+            raise typer.BadParameter(not_known(name, Profile))
+    return names
+
+
 _OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv")
 
 
@@ -98,6 +118,11 @@ JobFile = Annotated[
     Path, typer.Argument(metavar="JOB", help="A job file; meshcost init writes one.", show_default=False)
 ]
 Framework = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Whose calls: textbook is what the papers say.", show_default=False),
+    Profile | None,
+    choice(
+        Profile,
+        "--framework",
+        help="Whose calls, whatever the job says: those of the papers, or of PyTorch.",
+        show_default=False,
+    ),
 ]

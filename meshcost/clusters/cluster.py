@@ -82,14 +82,15 @@ def read_cluster(spec: Any, *, base: Path | None = None) -> Cluster:
         near = get_close_matches(spec, known, 1)
         hint = f" Did you mean {near[0]}?" if near else ""
         raise JobError(
-            f"{spec!r} is not in the catalogue. Choose {', '.join(known)}, name a file that ends in .yaml, or write "
-            f"gpus_per_node: 8.{hint}"
+            f"{spec!r} is not in the catalogue. Choose {', '.join(known)}, or name a file that ends in .yaml.{hint}"
         )
     return Cluster.model_validate(document.parse((_CATALOGUE / f"{spec}.yaml").read_text(encoding="utf-8")))
 
 
 def _read_file(path: Path) -> Cluster:
-    text = document.read_text(path)
+    text = document.read_text(
+        path, where_from=f"meshcost verify --save writes one, or choose {', '.join(clusters())}."
+    )
     try:
         data = document.parse(text)
         if not isinstance(data, dict):

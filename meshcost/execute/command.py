@@ -103,10 +103,16 @@ class Request:
         """Calls that the progress bar counts."""
         return len(self.planned)
 
+    def _named_cluster(self) -> Cluster | None:
+        try:
+            return read_cluster(self.cluster) if self.cluster else None
+        except MeshcostError as error:
+            raise error.located("--cluster") from None
+
     def run(self, progress: Callable[[Case], None] | None = None) -> Iterator[Measurement]:
         """Yield the rows as they come, with predicted seconds where a cluster was named."""
         require_torch()
-        known = read_cluster(self.cluster) if self.cluster else None
+        known = self._named_cluster()
         if self.step is not None:
             rows = verify_step(self.step, self.settings, progress=progress)
         else:

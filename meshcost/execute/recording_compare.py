@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from meshcost import document
 from meshcost.errors import LedgerError, MeshcostError
 from meshcost.execute.call_kinds import CallLike, kind_of, phases_alike
 from meshcost.execute.likely_reasons import Evidence
@@ -79,8 +80,8 @@ def first_out_of_order(predicted: Iterable[CallLike], observed: Iterable[CallLik
 def text_of(mismatches: Iterable[Mismatch], title: str, sides: tuple[str, str] = PREDICTION) -> str:
     """Write mismatches for a person, the largest first.
 
-    >>> print(text_of([Mismatch(0, "forward", "all_gather", (0, 1), "fp32", 4, 8, 4, 5, "the root")], "fsdp on data=2"))
-    mismatch: fsdp on data=2
+    >>> print(text_of([Mismatch(0, "forward", "all_gather", (0, 1), "fp32", 4, 8, 4, 5, "the root")], "fsdp on data 2"))
+    mismatch: fsdp on data 2
         all_gather     forward                 8 B fp32  predicted 4   observed 5    <-- the root
     """
     worst = sorted(mismatches, key=lambda x: -abs(x.predicted - x.observed) * max(x.in_bytes, x.out_bytes, 1))
@@ -122,12 +123,8 @@ def assert_same(
 
 
 def _read_file(path: Path) -> Ledger | dict[int, Recording]:
-    try:
-        data = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise LedgerError(f"{path}: {error}") from None
-    if not isinstance(data, dict):
-        raise LedgerError(f"{path}: neither a ledger nor a recording.")
+    """Read a ledger or recordings. Raises LedgerError, naming the file, for anything else."""
+    data = document.read_json(path)
     try:
         return _read(data)
     except MeshcostError as error:
@@ -179,12 +176,16 @@ def _calls(side: Ledger | Mapping[int, Recording], rank: int) -> list[CallLike]:
     return list(side.calls(rank)) if isinstance(side, Ledger) else list(side[rank].calls)
 
 
-def _read(data: Mapping[str, Any]) -> Ledger | dict[int, Recording]:
+def _read(data: Any) -> Ledger | dict[int, Recording]:
+    if not isinstance(data, dict):
+        raise LedgerError("neither a ledger nor a recording.")
     if "meshcost" in data:
         return Ledger.from_dict(data)
     if "ranks" in data:
         return read_truth(data)
     many = data.get("recordings", [data])
+    if not isinstance(many, list):
+        raise LedgerError("recordings: not a list of recordings.")
     return {recording.rank: recording for recording in map(Recording.from_dict, many)}
 
 

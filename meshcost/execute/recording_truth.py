@@ -5,12 +5,12 @@ out_bytes dtype phase`` and, where it applies, ``reduce_op dst src root_rank fqn
 within the group. A phase is ``s1a0bwd`` (step 1, micro-step 0), ``s0F2st1`` (forward of micro-batch 2 on stage 1) or less.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from meshcost import document
 from meshcost.errors import LedgerError
 from meshcost.execute import recording as rec
 from meshcost.execute.recording import RecordedCall, Recording
@@ -48,7 +48,7 @@ def read_truth(source: str | Path | Mapping[str, Any]) -> dict[int, Recording]:
     A call that belongs to no step (``init``) has phase ``setup`` and step 0; a phase that does not say what was computed
     (``s0`` alone, ``s0pp``) is "". Raises LedgerError for anything else.
     """
-    data = source if isinstance(source, Mapping) else json.loads(Path(source).read_text())
+    data = source if isinstance(source, Mapping) else document.read_json(Path(source))
     try:
         about = {name: data[name] for name in ("name", "torch", "config", "model", "note") if name in data}
         world = int(data["config"]["world"])

@@ -147,11 +147,11 @@ class TraceCheck:
 
     @property
     def title(self) -> str:
-        """The layout and the version in words: ``fsdp on data=4 (torch 2.13.0)``."""
+        """The layout and the version in words: ``fsdp on data 4 (torch 2.13.0)``."""
         mesh, torch = self.job.mesh, f"(torch {self.torch_version.partition('+')[0]})"
         experts = {axis: mesh.size(axis) for axis in ("expert", "expert_tensor")}
         axes = {axis: size for axis, size in {**mesh.axes, **experts}.items() if size > 1}
-        sizes = ", ".join(f"{axis}={size}" for axis, size in axes.items()) or "one rank"
+        sizes = ", ".join(f"{axis} {size:,}" for axis, size in axes.items()) or "one rank"
         # What shares out or sums gradients has a name where more than one rank does.
         named = mesh.size("data", "replicate", "context") > 1
         return f"{self.job.parallel.data.strategy} on {sizes} {torch}" if named else f"{sizes} {torch}"
@@ -257,7 +257,7 @@ class TraceCheck:
         """The bill of one step; None is every step of the steady state."""
         if step not in self._bills:
             torch = self.job.torch.model_copy(update={"step": step})
-            self._bills[step] = analyze(changed(self.job, torch=torch))
+            self._bills[step] = analyze(self.job.model_copy(update={"torch": torch}))
         return self._bills[step]
 
     @cached_property
@@ -274,11 +274,3 @@ class TraceCheck:
                 f"trace: {world} real ranks of {model.name} would take {human_bytes(needed)}, and "
                 f"{human_bytes(free_bytes())} are free. Add --scale, or leave --real out: then nothing takes memory."
             )
-
-
-def changed(job: Job, **fields: Any) -> Job:
-    """A job with other fields, and nothing of what the first one has worked out."""
-    copy = job.model_copy(update=fields)
-    for name in set(vars(copy)) - set(type(job).model_fields):
-        del vars(copy)[name]
-    return copy

@@ -70,8 +70,8 @@ def _expert_problems(job: Job) -> Iterator[str]:
     expert = job.parallel.expert
     if job.mesh.stages > 1 and tuple(job.mesh.axes)[-1] != "pipeline":
         yield "parallel.order: trace deals experts out inside a stage. Write pipeline last."
-    if expert.capacity is not None or expert.skew != 1:
-        name = "capacity_factor" if expert.capacity is not None else "imbalance"
+    if expert.routing:
+        name = "imbalance" if expert.capacity_factor is None else "capacity_factor"
         yield f"parallel.expert.{name}: every expert of a trace gets equally many tokens. Leave it out."
 
 

@@ -73,7 +73,9 @@ def read_model(spec: str | Path | Mapping[str, Any], base: Path | None = None) -
     if isinstance(spec, Path):
         return _from_file(spec, base)
     if not isinstance(spec, str):
-        raise ModelError(f"model: {show(spec)} is neither a name, a path nor a mapping of fields.")
+        raise ModelError(
+            f"{show(spec)} is no model. Write a name of meshcost models, the path of a config.json, or its fields."
+        )
     if (name := _shelved(spec)) is not None:
         return _from_shelf(name)
     if spec and (spec.lower().endswith(_SUFFIXES) or _is_there(Path(base or "") / spec)):
@@ -136,7 +138,7 @@ def _from_file(spec: Path, base: Path | None) -> Model:
 def _load(path: Path) -> object:
     try:
         if not path.is_file():
-            raise ModelError("no such file.")
+            raise ModelError("a folder without a config.json." if path.is_dir() else "no such file.")
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
@@ -165,7 +167,7 @@ def _build(config: object, name: str, source: str, inline: bool = False) -> Mode
         raise ModelError(f"{show(config)} is not a mapping of fields.")
     family = config.get("model_type")
     if family is None:
-        raise ModelError("model_type: missing.")
+        raise ModelError(f"model_type: missing. Write one of {', '.join(FAMILIES)}.")
     if isinstance(family, str) and family in TEXT_TOWERS:
         config, family = _text_tower(config, TEXT_TOWERS[family])
         source += " (text tower only)"

@@ -94,10 +94,8 @@ def lora(model: Model, rank: int, targets: Sequence[str]) -> Model:
     missing = [target for target in targets if not any(_is_target(module, target) for module in linears)]
     if missing or not targets:
         known = ", ".join(dict.fromkeys(module.rpartition(".")[2] for module in linears)) or "none"
-        names = missing or ["nothing"]
-        raise ModelError(
-            f"lora.targets: {show(name)} is no linear of a block. Linears: {known}." for name in names
-        )
+        wrong = [f"{show(name)} is no linear of a block" for name in missing] or ["empty"]
+        raise ModelError(f"lora.targets: {problem}. Linears: {known}." for problem in wrong)
     return replace(
         model,
         dims={**model.dims, r_lora: rank},

@@ -82,7 +82,9 @@ class Calls:
         """Yield lines that fit the console."""
         signs, mesh = words.glyphs(options), self.ledger.mesh
         place = ", ".join(
-            f"{axis} {at}" for axis, at in mesh.coordinates(self.rank).items() if mesh.size(axis) > 1
+            f"{axis} {at:,} of {mesh.size(axis):,}"
+            for axis, at in mesh.coordinates(self.rank).items()
+            if mesh.size(axis) > 1
         )
         every = number_of_calls(self.ledger, self.rank)
         yield Text.assemble(

@@ -161,10 +161,11 @@ def _grid(shown: Comparison, signs: Glyphs) -> Grid:
 
 
 def _why(line: Line) -> str:
-    """What it is for in one bill and not in another, in few words."""
-    own = [why for why in line.reasons if not all(why in one.reasons for one in line.tallies)]
-    first, more = (own or list(line.reasons))[:1], max(0, len(own) - 1)
-    return "; ".join([*first, f"and {more} more"] if more else first)
+    """What it is for, in few words: first what only one bill gives as a reason, and how many more there are."""
+    shared = [why for why in line.reasons if all(why in one.reasons for one in line.tallies)]
+    own = [why for why in line.reasons if why not in shared]
+    first, *others = own + shared
+    return f"{first} (and {words.plural(len(others), 'more reason')})" if others else first
 
 
 def _figures(each: Sequence[Tally | Totals], beyond: Sequence[int]) -> Iterator[str]:
@@ -220,7 +221,7 @@ def rows(shown: Comparison) -> list[dict[str, Any]]:
             "op": line.kind.op,
             "axes": " ".join(line.kind.axes),
             "phase": line.kind.phase,
-            "why": "; ".join(line.reasons),
+            "why": " / ".join(line.reasons),  # a reason may hold any other sign
             **_named(shown, line.tallies, line.beyond),
         }
         for line in shown.lines

@@ -103,7 +103,7 @@ def _obstacle(job: Job | None, symbol: Symbol) -> str:
     if job is None or change is None:
         return ""
     try:
-        Job(**{name: getattr(job, name) for name in job.model_fields_set} | change(job))
+        job.model_copy(update=change(job))
     except MeshcostError as error:
         return error.problems[0]
     return ""

@@ -268,8 +268,9 @@ def _groups(bill: Bill, by: str, signs: Glyphs, width: int, *, exact: bool) -> I
     links = by == "link"
     grid = Grid(_group_columns(by, cluster=bool(cluster), timed=bool(times)), signs.line)
     for name, sums in groups.items():
+        title = name.replace(" x ", f" {signs.times} ") if by == "axis" else name
         time = (words.seconds(times[name]),) if times else ()
-        grid.row(*_group_cells(bill, name, sums, cluster.get(name, {}), links=links, exact=exact), *time)
+        grid.row(*_group_cells(bill, title, sums, cluster.get(name, {}), links=links, exact=exact), *time)
     if by != "stage":
         grid.line()
         everything = bill.all_together

@@ -6,7 +6,7 @@ job file.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from pydantic import GetJsonSchemaHandler, model_validator
 from pydantic_core import PydanticCustomError
@@ -36,8 +36,14 @@ class Strategy(Options):
             return given
         if isinstance(given, int) and not isinstance(given, bool):
             return {"size": given}
+        named = [
+            f"{name}: {given}, "
+            for name, field in cls.model_fields.items()
+            if given in get_args(field.annotation)
+        ]
+        options = f"{{{''.join(named[:1])}size: 2}}"
         problem = (
-            f"{shown(given)} is not legal. Write a whole number of ranks, as 2, or options, as {{size: 2}}."
+            f"{shown(given)} is not legal. Write a whole number of ranks, as 2, or options, as {options}."
         )
         raise PydanticCustomError("problems", "{first}", {"first": problem, "problems": [problem]})
 

@@ -19,11 +19,12 @@ def numbers(setting: Setting, mesh: Mesh, chunks: int, micro_batches: int) -> Va
     """Numbers of the dims of a model, of axes, of bytes per element, and of a batch."""
     batch = setting.batch
     types = {symbol: setting.precision.bytes(what) for symbol, what in _TYPES.items()}
+    fractions = {**types, **setting.parallel["expert"].routing}
     return {
         **setting.model.dims,
         # Replicas are as many for experts as for all else, and say it with one symbol.
         **{symbol: mesh.size(axis) for axis, symbol in AXIS_SYMBOL.items() if axis != "expert_replicate"},
-        **{symbol: int(x) if x.denominator == 1 else x for symbol, x in types.items()},
+        **{symbol: int(x) if x.denominator == 1 else x for symbol, x in fractions.items()},
         sym.s: batch.sequence,
         sym.b: batch.micro_batch,
         sym.B: batch.global_batch,

@@ -11,7 +11,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Literal
 
-from sympy import Add, Expr, Integer, Mul, Rational, Symbol, ceiling
+from sympy import Add, Expr, Integer, Mul, Symbol, ceiling
 
 from meshcost import symbols as sym
 from meshcost.event import Event, Phase, Site
@@ -391,8 +391,3 @@ def _counted(runs: Iterable[tuple[str, int]]) -> dict[str, int]:
     for name, number in runs:
         found[name] = found.get(name, 0) + number
     return found
-
-
-def rational(number: Fraction) -> Rational:
-    """Turn a fraction into a SymPy number."""
-    return Rational(number.numerator, number.denominator)

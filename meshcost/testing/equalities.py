@@ -16,7 +16,7 @@ from meshcost.ledger import Ledger
 from meshcost.strategies import View, events
 from meshcost.testing.ledgers import named, require
 
-_GROWS_WITH_BATCH = {sym.T, sym.b, sym.B, sym.C}
+_GROWS_WITH_BATCH = {sym.T, sym.b, sym.B}
 _SHARDS_WEIGHTS = ("zero3", "fsdp")
 
 

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 from meshcost.execute import trace_check
-from meshcost.execute.trace_check import TraceCheck, changed
+from meshcost.execute.trace_check import TraceCheck
 from meshcost.execute.trace_scale import scaled
 from meshcost.job import Job, analyze, load
 
@@ -30,7 +30,7 @@ def path(tmp_path):
 def test_equal_calls_are_said_and_exit_0(run, path):
     done = run("trace", path, "--all")
     assert done.code == 0, done.out + done.err
-    assert "llama: fsdp on data=2 (torch " in done.out
+    assert "llama: fsdp on data 2 (torch " in done.out
     assert "2 (steady state)" in done.out
     assert "of 2 ranks, each as predicted and in order." in done.out
 
@@ -47,7 +47,7 @@ def test_a_difference_is_shown_with_its_likely_reason_and_exits_1(run, path, mon
     monkeypatch.setattr(trace_check, "analyze", one_forgotten)
     done = run("trace", path, "--steps", "1")
     assert done.code == 1
-    assert "mismatch: fsdp on data=2 (torch " in done.out
+    assert "mismatch: fsdp on data 2 (torch " in done.out
     # The embedding and the head are in no unit of their own here.
     assert "predicted 0   observed 2    <-- the root group: weights in no unit of their own" in done.out
     assert "different on 1 rank." in done.out
@@ -99,7 +99,7 @@ def test_a_scaled_model_keeps_its_family_its_layout_and_its_kinds_of_blocks(mode
 
 def test_a_step_of_the_job_changes_only_the_last_one(path):
     job = load(path)
-    first = changed(job, torch=job.torch.model_copy(update={"step": 0}))
+    first = job.model_copy(update={"torch": job.torch.model_copy(update={"step": 0})})
     assert first.setting.torch.step == 0
     assert job.setting.torch.step is None
 

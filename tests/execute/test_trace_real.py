@@ -7,7 +7,7 @@ import pytest
 from meshcost.errors import ExecutionError
 from meshcost.execute import trace_check
 from meshcost.execute.recording import RecordedCall, Recording
-from meshcost.execute.trace_check import TraceCheck, changed
+from meshcost.execute.trace_check import TraceCheck
 from meshcost.execute.trace_rules import ranks_of
 from meshcost.execute.trace_wire import TCP, wire_of
 from meshcost.job import Job, analyze
@@ -113,7 +113,7 @@ def test_a_rank_that_takes_too_long_is_ended():
 
 def test_bytes_that_no_call_explains_are_a_difference(monkeypatch: pytest.MonkeyPatch):
     asked = check(job(DENSE, {"data": 2}), 1, monkeypatch)
-    calls = list(analyze(changed(asked.job, torch=TorchOptions(step=0))).calls(0))
+    calls = list(analyze(asked.job.model_copy(update={"torch": TorchOptions(step=0)})).calls(0))
     moved = wire_of(0, calls, (), None).predicted
     for extra, verdict in ((144, "equal"), (145, "OTHER BYTES"), (-145, "OTHER BYTES")):
         counted = [[moved.sent_bytes + extra, moved.received_bytes]]

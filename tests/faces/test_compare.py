@@ -87,6 +87,20 @@ def test_one_job_under_two_frameworks(run: Run, jobs: Jobs):
     assert "difference" in run("compare", jobs["dense"], "--frameworks", "textbook,torch").out
 
 
+def test_a_row_says_how_many_reasons_it_stands_for(run: Run, jobs: Jobs, tmp_path: Path):
+    """Here every reason is shared: both jobs call the same on buffers of other sizes."""
+    longer = tmp_path / "longer.yaml"
+    longer.write_text(jobs["dense"].read_text().replace("sequence: 32", "sequence: 64"))
+    lines = written(run, jobs["dense"], longer)["lines"]
+    page = " ".join(run("compare", jobs["dense"], longer, columns=400).out.split())
+    merged = [line["why"] for line in lines if not line["alike"] and len(line["why"]) > 1]
+    assert merged
+    for first, *others in merged:
+        assert f"{first} (and {len(others)} more reason{'s' if len(others) > 1 else ''})" in page
+    rows = csv.DictReader(io.StringIO(run("compare", jobs["dense"], longer, "--format", "csv").out))
+    assert [row["why"].split(" / ") for row in rows][:-1] == [line["why"] for line in lines]
+
+
 def test_bills_that_are_alike_say_so(run: Run, pair: tuple[Path, Path], tmp_path: Path):
     same = tmp_path / "same.yaml"
     same.write_text(pair[0].read_text())
@@ -103,4 +117,6 @@ def test_what_cannot_be_compared(run: Run, jobs: Jobs):
     done = run("compare", jobs["dense"])
     assert (done.code, done.out) == (2, "")
     assert "--frameworks textbook,torch" in done.err
-    assert "'textbook' or 'torch'" in run("compare", jobs["dense"], "--frameworks", "torch,tensorflow").err
+    assert (
+        "Choose textbook or torch." in run("compare", jobs["dense"], "--frameworks", "torch,tensorflow").err
+    )

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from sympy import Integer, Rational
 
 import meshcost as mc
+from meshcost import symbols as sym
 from meshcost.errors import MeshcostError
 from meshcost.ledger import Ledger
 from meshcost.report.bill import Bill
@@ -92,6 +94,27 @@ def test_every_symbol_is_there_and_definitions_hold(ledgers: dict[str, Ledger], 
         for x in shown.symbols():
             if x.definition is not None:
                 assert x.definition.subs(values) == x.value
+
+
+@pytest.mark.parametrize("framework", ["textbook", "torch"])
+@pytest.mark.parametrize(
+    ("option", "number", "symbol"),
+    [("capacity_factor", 1.25, "f_cap"), ("imbalance", 1.5, "f_imb"), ("imbalance", 1.0, None)],
+)
+def test_how_uneven_experts_are_has_a_name(
+    jobs: Jobs, framework: str, option: str, number: float, symbol: str | None
+):
+    job = mc.read_job(
+        yaml.safe_load(jobs["experts"].read_text())
+        | {"framework": framework, "parallel": {"data": 4, "expert": {"size": 2, option: number}}}
+    )
+    for event in mc.analyze(job).filter(strategy="expert", dtype="bf16"):
+        assert not event.payload.atoms(Rational) - event.payload.atoms(Integer)
+        assert {str(x) for x in event.payload.free_symbols} & {"f_cap", "f_imb"} == (
+            {symbol} if symbol else set()
+        )
+        if symbol:
+            assert event.values[sym.ALPHABET[symbol]] == Fraction(str(number))
 
 
 @every_job

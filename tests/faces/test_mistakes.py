@@ -38,6 +38,30 @@ FILES = {
     "nothing like it": ("model: quokka\n" + BATCH, ["'quokka' is not in the catalogue. meshcost models"]),
     "unknown cluster": ("model: gpt2\ncluster: h100\n" + BATCH, ["h100-dgx"]),
     "unknown strategy": ("model: gpt2\nparallel: {data: {strategy: zero4}}\n" + BATCH, ["zero3"]),
+    "unknown operation": (
+        "model: gpt2\nalgorithms: {allreduce: ring}\n" + BATCH,
+        ["algorithms.allreduce: 'allreduce' is not known", "Did you mean all_reduce?"],
+    ),
+    "no model": ("model:\n" + BATCH, [": model: null is no model. Write a name"]),
+    "no family": ("model: {}\n" + BATCH, ["model_type: missing. Write one of bert,"]),
+    "not the kind that is meant": (
+        "model: gpt2\nparallel: [8, 2]\nprecision: bf16\nfreeze: x\ncluster: 8\nbatch: 64\n",
+        [
+            "parallel: [8, 2] is not a mapping of fields. Write it as parallel: {data: 8, tensor: 2}.",
+            "Write it as precision: {weights: bf16",
+            "freeze: 'x' is not legal: it has to be a list. Write it as freeze: [",
+            "Write it as cluster: h100-dgx, or as cluster: {gpus_per_node: 8}.",
+            "batch: 64 is not a mapping of fields. Write it as batch: {sequence: 8192",
+        ],
+    ),
+    "a strategy alone": (
+        "model: gpt2\nparallel: {data: fsdp, context: ring}\n" + BATCH,
+        ["as {strategy: fsdp, size: 2}", "as {method: ring, size: 2}"],
+    ),
+    "a cluster that is not there": (
+        "model: gpt2\ncluster: none.yaml\n" + BATCH,
+        ["none.yaml: no such file. meshcost verify --save writes one, or choose a100-dgx"],
+    ),
     "unknown algorithm": ("model: gpt2\nalgorithms: {all_reduce: rong}\n" + BATCH, ["ring"]),
     "text for a number": ("model: gpt2\nparallel: {data: two}\n" + BATCH, ["parallel.data"]),
     "yes for a number": ("model: gpt2\nparallel: {data: yes}\n" + BATCH, ["parallel.data: true", "as 2"]),
@@ -84,6 +108,8 @@ def test_every_command_line_mistake(run: Run, jobs: Jobs, tmp_path: Path):
     for arguments, needle in [
         (["analyze", tmp_path / "none.yaml"], "no such file"),
         (["analyze", tmp_path], "cannot be read"),
+        (["analyze", dense, "--cluster", "h100"], "meshcost: --cluster: 'h100' is not in the catalogue."),
+        (["analyze", dense, "--cluster", "none.yaml"], "meshcost: --cluster: none.yaml: no such file."),
         (["analyze", tmp_path / "binary.yaml"], "UTF-8"),
         (["analyze", f"{tmp_path}/a\nb\x1b[31m.yaml"], "\\n"),
         (["analyze", dense, "--stage", 2], "choose 0 to 1"),
@@ -120,6 +146,8 @@ def test_every_command_line_mistake(run: Run, jobs: Jobs, tmp_path: Path):
         ["analyze"],
         ["analyze", "x", "--by", "colour"],
         ["analyze", "x", "--format", "xml"],
+        ["analyze", "x", "--framework", "tourch"],
+        ["compare", "x", "--frameworks", "textbook,tourch"],
         ["analyze", "x", "--stage", "two"],
         ["analyze", "x", "--wide"],
         ["calls", "x"],
@@ -135,11 +163,16 @@ def test_what_typer_refuses_is_a_usage_error(run: Run, arguments: list[str]):
 
 
 def test_a_choice_is_refused_in_plain_words_with_the_nearest(run: Run, jobs: Jobs):
-    done = run("analyze", jobs["dense"], "--by", "strat")
-    assert (done.code, done.out) == (2, "")
-    assert "'strat' is not known. Choose event, strategy," in done.err
-    assert "Did you mean strategy?" in done.err
-    assert "Value error" not in done.err
+    for command, name, wrong, said, near in (
+        ("analyze", "--by", "strat", "'strat' is not known. Choose event, strategy,", "strategy"),
+        ("analyze", "--framework", "tourch", "'tourch' is not known. Choose textbook or torch.", "torch"),
+        ("compare", "--frameworks", "tourch", "'tourch' is not known. Choose textbook or torch.", "torch"),
+    ):
+        done = run(command, jobs["dense"], name, wrong)
+        assert (done.code, done.out) == (2, "")
+        assert f"'{name}': {said}" in done.err
+        assert f"Did you mean {near}?" in done.err
+        assert "Value error" not in done.err
 
 
 def test_a_real_bug_is_not_hidden(run: Run, jobs: Jobs, monkeypatch: pytest.MonkeyPatch):

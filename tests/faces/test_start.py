@@ -142,3 +142,74 @@ def test_errors_are_one_family(jobs: Jobs):
         assert kind.__name__ in mc.__all__
     with pytest.raises(mc.MeshcostError):
         mc.load("no-such.yaml")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"{ nonsense", "line 1: not JSON: "),
+        (b"[1, 2]", ""),
+        (b"\xff\x00\xfe", "not a text file in UTF-8."),
+        (b"[" * 100_000, "not JSON that can be read"),
+        (b"9" * 5000, "not JSON that can be read"),
+        (b'{"meshcost": 1}', "about: missing."),
+        (None, "no such file."),
+    ],
+)
+def test_a_broken_file_of_a_ledger_is_a_sentence_with_its_name(
+    tmp_path: Path, ledgers: dict[str, mc.Ledger], content: bytes | None, said: str
+):
+    path = tmp_path / "bill.json"
+    if content is not None:
+        path.write_bytes(content)
+    for read in (mc.Ledger.from_json, lambda path: mc.assert_same(ledgers["alone"], path)):
+        with pytest.raises(mc.MeshcostError) as caught:
+            read(path)
+        assert all(problem.startswith(f"{path}: ") for problem in caught.value.problems)
+        assert said in str(caught.value)
+    with pytest.raises(mc.LedgerError, match="cannot be read"):
+        mc.Ledger.from_json(tmp_path)
+
+
+def test_a_ledger_comes_back_from_its_file(
+    run: Run, jobs: Jobs, ledgers: dict[str, mc.Ledger], tmp_path: Path
+):
+    path = tmp_path / "bill.json"
+    path.write_text(run("analyze", jobs["dense"], "--format", "json").out)
+    back = mc.Ledger.from_json(path)
+    assert back == ledgers["dense"]
+    assert back.compare(ledgers["dense"]) == ()
+
+
+def test_a_ledger_is_one_line_where_python_shows_it(ledgers: dict[str, mc.Ledger]):
+    for ledger in ledgers.values():
+        text = repr(ledger)
+        assert len(text.splitlines()) == 1
+        assert len(text) < 160
+        assert f"{ledger.totals.sent_bytes:,} B in {ledger.totals.calls:,} calls" in text
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        {"batch": {"sequence": 64, "global_batch": 8}},
+        {"parallel": {"data": 4}},
+        {"model": "qwen3-0.6b"},
+        {"framework": "torch"},
+        {"freeze": ["model.layers.0.*"]},
+        {"cluster": {"gpus_per_node": 2}},
+        {"algorithms": {"all_gather": "recursive_doubling"}},
+    ],
+)
+def test_a_copied_job_has_its_own_bill(jobs: Jobs, update: dict):
+    job = mc.load(jobs["dense"])
+    before = mc.analyze(job)
+    copied = job.model_copy(update=update)
+    fields = {name: getattr(job, name) for name in job.model_fields_set}
+    assert mc.analyze(copied) == mc.analyze(mc.Job(**fields | update)) != before
+    assert mc.analyze(job) == mc.analyze(job.model_copy()) == before
+
+
+def test_a_copied_job_is_checked(jobs: Jobs):
+    with pytest.raises(mc.JobError, match="7 does not divide 4 attention heads"):
+        mc.load(jobs["dense"]).model_copy(update={"parallel": {"tensor": 7}})

@@ -8,11 +8,12 @@ from fractions import Fraction
 from typing import Annotated, ClassVar
 
 from pydantic import Field
+from sympy import Symbol
 
 from meshcost.models import Model
 from meshcost.strategies.base import Strategy
 from meshcost.strategies.setting import Setting, Size, divisors, one_of, split_size
-from meshcost.symbols import E
+from meshcost.symbols import E, f_cap, f_imb
 
 Factor = Annotated[float, Field(gt=0, le=1024, allow_inf_nan=False)]
 
@@ -33,14 +34,15 @@ class ExpertParallel(Strategy):
     imbalance: Annotated[float, Field(ge=1, le=1024, allow_inf_nan=False)] = 1.0
 
     @property
-    def capacity(self) -> Fraction | None:
-        """Capacity factor as an exact fraction: 1.25 is 5/4."""
-        return None if self.capacity_factor is None else Fraction(str(self.capacity_factor))
+    def routing(self) -> dict[Symbol, Fraction]:
+        """How many times what even routing needs is sent, exactly, under its symbol; nothing if it is even.
 
-    @property
-    def skew(self) -> Fraction:
-        """Imbalance as an exact fraction."""
-        return Fraction(str(self.imbalance))
+        >>> ExpertParallel(size=8, capacity_factor=1.25).routing, ExpertParallel(size=8).routing
+        ({f_cap: Fraction(5, 4)}, {})
+        """
+        if self.capacity_factor is not None:
+            return {f_cap: Fraction(str(self.capacity_factor))}
+        return {f_imb: Fraction(str(self.imbalance))} if self.imbalance != 1 else {}
 
     def problems(self, setting: Setting) -> Iterator[str]:
         """Say what cannot be done."""

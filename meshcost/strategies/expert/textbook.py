@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Literal, NamedTuple
 
-from sympy import Expr, ceiling
+from sympy import Expr, Mul, ceiling
 
 from meshcost import symbols as sym
 from meshcost.event import Event
 from meshcost.formula import value
 from meshcost.strategies.expert.options import ExpertParallel
 from meshcost.strategies.regions import Pass, expert_region, passes
-from meshcost.strategies.view import Draft, Unit, View, rational
+from meshcost.strategies.view import Draft, Unit, View
 
 #: Moments within the region of the experts.
 _DISPATCH, _SPREAD, _COLLECT, _COMBINE, _RESTORE = 2, 3, 7, 8, 9
@@ -85,9 +85,8 @@ def _home_tokens(view: View) -> Expr:
 def _slots(expert: ExpertParallel, view: View) -> Expr:
     """Tokens that one rank sends: k copies of each, or as many as the capacity of all experts."""
     copies = sym.k * _home_tokens(view)
-    if expert.capacity is None:
-        return _whole(view, copies * rational(expert.skew))
-    return sym.E * _whole(view, rational(expert.capacity) * copies / sym.E)
+    slots = Mul(copies, *expert.routing)
+    return _whole(view, slots) if expert.capacity_factor is None else sym.E * _whole(view, slots / sym.E)
 
 
 def _split_experts(expert: ExpertParallel, view: View, at: Moment) -> Iterator[Event]:

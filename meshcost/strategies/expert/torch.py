@@ -10,7 +10,7 @@ Source   torch.distributed.all_to_all_single; torch.utils.checkpoint (torch 2.13
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from sympy import Expr, Integer, ceiling
+from sympy import Expr, Integer, Mul, ceiling
 
 from meshcost import symbols as sym
 from meshcost.event import Event
@@ -18,7 +18,7 @@ from meshcost.formula import value
 from meshcost.strategies.expert.options import ExpertParallel
 from meshcost.strategies.regions import BACKWARD, RECOMPUTE, Pass, expert_region, passes
 from meshcost.strategies.torch_layout import computed_in, gradients_from, is_trained
-from meshcost.strategies.view import Draft, Unit, View, rational
+from meshcost.strategies.view import Draft, Unit, View
 
 _AXES = ("expert",)
 
@@ -94,8 +94,7 @@ def _tokens(expert: ExpertParallel, view: View, at: Moment, why: str) -> Draft:
 
 def _slots(expert: ExpertParallel, view: View) -> Expr:
     """Slots of all experts for the tokens of one rank; each expert has equally many."""
-    factor = rational(expert.capacity if expert.capacity is not None else expert.skew)
     tokens = sym.T / (view.axis("tensor") if view.setting.expert_tensor == 1 else Integer(1))
-    each = factor * tokens * sym.k / sym.E
+    each = Mul(*expert.routing) * tokens * sym.k / sym.E
     is_even = value(each, view.values_with_blocks).denominator == 1
     return each * sym.E if is_even else ceiling(each) * sym.E
