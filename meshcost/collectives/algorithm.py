@@ -161,11 +161,9 @@ class Algorithm(ABC):
     def pattern(self, op: str, ranks: int, cells: Cells | None = None) -> Pattern:
         """To whom each position sends, and how much: the schedule, added up. Without ``cells``, each counts one."""
         edges = Counter[tuple[int, int]]()
-        sizes = () if cells is None else cells.sizes()
         for messages in self.moves(op, ranks):
             for move in messages:
-                size = sum(sizes[cell % len(sizes)] for cell in move.cells) if sizes else len(move.cells)
-                edges[move.source, move.target] += size
+                edges[move.source, move.target] += len(move.cells) if cells is None else cells.of(move.cells)
         return tuple((*edge, weight) for edge, weight in edges.items() if weight)
 
     def steps(self, op: str, ranks: int, elements: int, cell_elements: Sequence[int] | None = None) -> Steps:

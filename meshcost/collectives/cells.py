@@ -37,8 +37,8 @@ def passing(hops: Sequence[int], elements: int) -> list[int]:
     """
     ranks = len(hops)
     size, larger = divmod(elements, ranks)
-    upto = (0, *accumulate((*hops, *hops)))
-    return [size * sum(hops) + upto[-at % ranks + larger] - upto[-at % ranks] for at in range(ranks)]
+    upto, even = (0, *accumulate((*hops, *hops))), size * sum(hops)
+    return [even + upto[-at % ranks + larger] - upto[-at % ranks] for at in range(ranks)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,16 @@ class Cells:
         first, last = first % self.count, first % self.count + number
         past = max(0, last - self.count)
         return self.span(first, last - past) + self.upto(past)
+
+    def of(self, cells: Sequence[int]) -> int:
+        """Elements of some cells, their numbers taken around the ring; neighbours are not counted one by one.
+
+        >>> cut_evenly(4, elements=10).of(range(3, 5)), cut_evenly(4, elements=10).of((0, 2))
+        (5, 5)
+        """
+        if isinstance(cells, range) and cells.step == 1 and 0 < len(cells) <= self.count:
+            return self.turn(cells.start, len(cells))
+        return sum(self[cell] for cell in cells)
 
     def sizes(self) -> tuple[int, ...]:
         """Elements of each cell."""

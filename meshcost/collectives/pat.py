@@ -1,5 +1,6 @@
 """PAT: parallel aggregated trees, NCCL's all-gather and reduce-scatter of few rounds for any number of ranks."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -7,7 +8,7 @@ from functools import cached_property
 from sympy import Integer, floor
 from sympy.functions.elementary.miscellaneous import Min
 
-from meshcost.collectives.algorithm import Algorithm, Form, Move
+from meshcost.collectives.algorithm import Algorithm, Form, Move, Pattern
 from meshcost.collectives.cells import Cells, chunk, passing
 from meshcost.formula import log2_ceiling, power2_floor
 from meshcost.symbols import S, n
@@ -72,6 +73,18 @@ class Pat(Algorithm):
         lacking = [elements - chunk(at, ranks, elements) for at in range(ranks)]
         sides = (passing(hops, elements), lacking)
         return list(zip(*(sides if op == "all_gather" else sides[::-1]), strict=True))
+
+    def pattern(self, op: str, ranks: int, cells: Cells | None = None) -> Pattern:
+        """The messages of a round carry the same places of the ring, counted from their sources: one sum serves all."""
+        edges = Counter[tuple[int, int]]()
+        for messages in self.moves(op, ranks):
+            hops = [0] * ranks
+            for cell in messages[0].cells:
+                hops[cell % ranks] += 1
+            sizes = passing(hops, ranks if cells is None else cells.total)
+            for move in messages:
+                edges[move.source, move.target] += sizes[move.source]
+        return tuple((*edge, size) for edge, size in edges.items() if size)
 
     def moves(self, op: str, ranks: int) -> Iterator[list[Move]]:
         """Hops in order, or in some order back: from rank to rank - low, with the chunks that lie further on."""

@@ -1,5 +1,6 @@
 """Schedules: what is counted on them is the closed form, and replaying them gives what the operation promises."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -214,6 +215,23 @@ def test_the_pattern_is_the_schedule_added_up(name: str, op: str):
                 assert set(said) == set(edges)
                 assert len(unit) == 1
                 assert all(said[edge] * max(unit) == cells for edge, cells in edges.items())
+
+
+@pytest.mark.parametrize(("name", "op"), [(name, op) for name, op in GROUPS if op != "barrier"])
+def test_of_an_uneven_buffer_the_pattern_says_the_elements_of_each_edge(name: str, op: str):
+    for ranks in range(2, 18):
+        for algorithm in variants(name, ranks):
+            elements = 2 * len(made(algorithm, op, ranks).cell_elements) + ranks // 2 + 1
+            steps = algorithm.steps(op, ranks, elements)
+            found = Counter[tuple[int, int]]()
+            for message in (x for messages in steps.rounds for x in messages):
+                found[message.source, message.target] += steps.size(message)
+            said = algorithm.pattern(op, ranks, algorithm.cells(op, ranks, elements))
+            if not isinstance(said, str):
+                added = Counter[tuple[int, int]]()
+                for source, target, size in said:
+                    added[source, target] += size
+                assert added == found, (algorithm, ranks)
 
 
 @pytest.mark.parametrize(("name", "op"), GROUPS)
