@@ -7,6 +7,7 @@ import typer
 
 from meshcost.cli.common import say, show_or_dump
 from meshcost.cli.options import JobFile, LogFormat, PageFormat, choice
+from meshcost.errors import MeshcostError
 from meshcost.report.output import write, write_json
 
 
@@ -59,11 +60,22 @@ def verify(  # noqa: PLR0913, PLR0917 - one argument for each option that a pers
         write(f"{line}\n" for line in asked.export(export))
         return
     notes = asked.notes
-    rows = watch(asked.run, notes, total=asked.calls, shown=asked.leader)
+    rows, trouble = watch(asked.run, notes, total=asked.calls, shown=asked.leader)
+    if trouble and (not rows or not asked.leader):
+        raise trouble
     if not asked.leader:
         return
-    saved = asked.finish(rows)
-    show_or_dump(form, lambda: Verdict(rows, saved), lambda: as_dict(rows, notes + saved))
+    try:
+        saved = [] if trouble else asked.finish(rows)
+    except MeshcostError as error:
+        saved, trouble = [], error
+    show_or_dump(
+        form,
+        lambda: Verdict(rows, saved, finished=trouble is None),
+        lambda: as_dict(rows, notes + saved, trouble),
+    )
+    if trouble:
+        raise trouble
     if not all(row.passed for row in rows):
         raise typer.Exit(1)
 

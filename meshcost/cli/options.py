@@ -106,7 +106,10 @@ def read_frameworks(names: str) -> str:
     return names
 
 
-_OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv")
+_OPERATIONS = (
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv", "gather", "scatter",
+    "barrier",
+)  # fmt: skip
 
 
 def complete_operations(incomplete: str) -> Iterator[str]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from sympy import Expr, Integer
+from sympy.functions.elementary.miscellaneous import Min
 
 from meshcost.errors import UnknownAlgorithm
 from meshcost.formula import log2_ceiling
@@ -35,11 +36,28 @@ SENT: Mapping[str, Expr] = MappingProxyType(
         "all_gather": S * (n - 1) / n,
         "all_to_all": S * (n - 1) / n,
         "broadcast": S * log2_ceiling(n),
+        "reduce": S + S / n - Min(S / n, 2 * LARGEST_SEGMENT),
         "gather": S / n,
         "scatter": S * (n - 1) / n,
         "send": S,
         "recv": Integer(0),
         "barrier": Integer(0),
+    }
+)
+
+#: How it does each operation.
+HOW: Mapping[str, str] = MappingProxyType(
+    {
+        "all_reduce": "a ring, in segments of at most 1 MiB",
+        "reduce_scatter": "as an all-reduce, of which each rank keeps its chunk",
+        "all_gather": "a ring, each chunk in two halves",
+        "all_to_all": "pairwise, one message to each other rank",
+        "broadcast": "a binomial tree",
+        "reduce": "a turn of a ring that leaves out two segments of at most 1 MiB, then each chunk goes to the root",
+        "gather": "every rank to the root at once",
+        "scatter": "the root to every rank at once",
+        "send_recv": "one message",
+        "barrier": "dissemination: messages without data, 2**k far in round k",
     }
 )
 

@@ -1,4 +1,6 @@
-"""The seven operations: what each one does to the buffers of a group, whatever algorithm performs it.
+"""The operations: what each one does to the buffers of a group, whatever algorithm performs it.
+
+Seven are what a training step is made of; gather, scatter and barrier are beside them.
 
 A buffer of S bytes is drawn as n cells of S / n bytes. A cell holds contributions: ``(2, 0)`` is what rank 2 put into
 chunk 0, and a cell with several contributions is their sum. ``before`` and ``after`` are the whole meaning of an
@@ -11,7 +13,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from types import MappingProxyType
 
-from sympy import Expr, limit, oo, simplify
+from sympy import Expr, Integer, limit, oo, simplify
 
 from meshcost.collectives.ring import RING
 from meshcost.errors import MeshcostError, UnknownAlgorithm
@@ -27,8 +29,8 @@ class Operation:
     """One collective operation.
 
     ``contributes`` and ``ends_with`` are the logical view in bytes: what ``contributor`` puts in, what ``receiver`` has
-    at the end. ``lower_bound`` is the least that the busiest rank must send, whatever the algorithm, as long as only
-    ranks add and copy (a switch that reduces can do better). ``calls`` are its names in a ledger.
+    at the end. ``lower_bound`` is the least that the busiest rank must ``bound_verb``, whatever the algorithm, as long as
+    only ranks add and copy (a switch that reduces can do better). ``calls`` are its names in a ledger.
 
     >>> operation("all_gather").before(2)
     ((frozenset({(0, 0)}), None), (None, frozenset({(1, 1)})))
@@ -50,6 +52,7 @@ class Operation:
     holds: Callable[[int, int], bool]
     result: Callable[[int, int, int], frozenset[Contribution]]
     calls: tuple[str, ...]
+    bound_verb: str = "send"
 
     @property
     def busbw_factor(self) -> Expr:
@@ -138,12 +141,13 @@ def operation(name: str) -> Operation:
     ('all_reduce', 'send_recv')
     """
     asked = name.strip().lower().replace("-", "_")
-    for candidate in OPERATIONS.values():
+    known = {**OPERATIONS, **OTHERS}
+    for candidate in known.values():
         if asked == candidate.name or asked in candidate.calls:
             return candidate
-    near = get_close_matches(asked, OPERATIONS, 1)
+    near = get_close_matches(asked, known, 1)
     hint = f" Did you mean {near[0]}?" if near else ""
-    raise UnknownAlgorithm(f"{name!r} is not an operation: choose from {', '.join(OPERATIONS)}.{hint}")
+    raise UnknownAlgorithm(f"{name!r} is not an operation: choose from {', '.join(known)}.{hint}")
 
 
 def _nothing(rank: int, chunk: int, ranks: int) -> frozenset[Contribution]:
@@ -294,6 +298,66 @@ ALL_TO_ALL = Operation(
     calls=("all_to_all",),
 )
 
+GATHER = Operation(
+    name="gather",
+    meaning="Each rank has one chunk, and one rank, the root, gets all chunks, side by side.",
+    brief="one chunk each, collected on one rank",
+    contributor="each rank",
+    contributes=S / n,
+    receiver="the root",
+    ends_with=S,
+    lower_bound=_ALL_BUT_ONE,
+    bound_verb="receive",
+    bound_reason="The root lacks n - 1 chunks, and all of them must reach it.",
+    bound_source="by definition",
+    torch="gather",
+    nccl="ncclSend / ncclRecv in one group; ncclGather since 2.28",
+    mpi="MPI_Gather",
+    holds=lambda rank, chunk: rank == chunk,
+    result=lambda rank, chunk, ranks: frozenset({(chunk, chunk)} if rank == 0 else ()),
+    calls=("gather",),
+)
+
+SCATTER = Operation(
+    name="scatter",
+    meaning="One rank, the root, has a chunk for every rank, and each gets its own.",
+    brief="a chunk for each, from one rank",
+    contributor="the root",
+    contributes=S,
+    receiver="each rank",
+    ends_with=S / n,
+    lower_bound=_ALL_BUT_ONE,
+    bound_reason="The n - 1 chunks of others must leave the root.",
+    bound_source="by definition",
+    torch="scatter",
+    nccl="ncclSend / ncclRecv in one group; ncclScatter since 2.28",
+    mpi="MPI_Scatter",
+    holds=lambda rank, chunk: rank == 0,
+    result=lambda rank, chunk, ranks: frozenset({(0, chunk)} if rank == chunk else ()),
+    calls=("scatter",),
+)
+
+BARRIER = Operation(
+    name="barrier",
+    meaning="Nobody goes on before everybody has come; no data move.",
+    brief="wait for all",
+    contributor="each rank",
+    contributes=Integer(0),
+    receiver="each rank",
+    ends_with=Integer(0),
+    lower_bound=Integer(0),
+    bound_reason="Only that a rank has come is told, in messages without data.",
+    bound_source="by definition",
+    torch="barrier",
+    nccl="none: torch makes it an all-reduce of one element",
+    mpi="MPI_Barrier",
+    holds=lambda rank, chunk: False,
+    result=_nothing,
+    calls=("barrier",),
+)
+
 #: From one message between two ranks to a message between every two.
 _ALL = (SEND_RECV, BROADCAST, REDUCE, ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL)
 OPERATIONS: Mapping[str, Operation] = MappingProxyType({x.name: x for x in _ALL})
+#: On the shelf too, but in no training step of a bill.
+OTHERS: Mapping[str, Operation] = MappingProxyType({x.name: x for x in (GATHER, SCATTER, BARRIER)})

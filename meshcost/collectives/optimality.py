@@ -17,16 +17,13 @@ from sympy.functions.elementary.miscellaneous import Max
 
 from meshcost.collectives import ALGORITHMS, Algorithm
 from meshcost.collectives.hierarchical import OnNodes
-from meshcost.collectives.operations import OPERATIONS
+from meshcost.collectives.operations import OPERATIONS, OTHERS
 from meshcost.formula import log2_ceiling, value
 from meshcost.symbols import S, n
 
-_ALL_BUT_ONE = S * (n - 1) / n
-
-#: The least bytes of the busiest rank. In a gather the root lacks n - 1 chunks, in a scatter they must leave it.
+#: The least bytes of the busiest rank.
 LEAST_BYTES: Mapping[str, Expr] = MappingProxyType(
-    {call: op.lower_bound for op in OPERATIONS.values() for call in op.calls}
-    | {"gather": _ALL_BUT_ONE, "scatter": _ALL_BUT_ONE, "barrier": Integer(0)}
+    {call: op.lower_bound for op in (*OPERATIONS.values(), *OTHERS.values()) for call in op.calls}
 )
 
 
@@ -66,7 +63,7 @@ def optimality(ranks: int, op: str | None = None) -> tuple[Optimality, ...]:
 
 def _rows(ranks: int, op: str | None) -> Iterator[Optimality]:
     for name, stated in ALGORITHMS.items():
-        algorithm = _fitted(stated, ranks)
+        algorithm = fitted(stated, ranks)
         for each, form in algorithm.forms.items():
             if op in (None, each):
                 most, least = (_at(x, ranks) for x in (Max(form.sent, form.received), LEAST_BYTES[each]))
@@ -81,7 +78,12 @@ def _rows(ranks: int, op: str | None) -> Iterator[Optimality]:
                 )
 
 
-def _fitted(algorithm: Algorithm, ranks: int) -> Algorithm:
+def fitted(algorithm: Algorithm, ranks: int) -> Algorithm:
+    """The algorithm itself, or, if it knows nodes, on the largest ones that so many ranks fill.
+
+    >>> fitted(ALGORITHMS["hierarchical"], 12) == ALGORITHMS["hierarchical"].placed(6)
+    True
+    """
     if not isinstance(algorithm, OnNodes):
         return algorithm
     return algorithm.placed(max(x for x in range(1, algorithm.ranks_per_node + 1) if ranks % x == 0))

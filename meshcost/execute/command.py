@@ -11,10 +11,10 @@ from meshcost.collectives.gloo import rounds
 from meshcost.errors import ExecutionError, MeshcostError
 from meshcost.execute.crew import require_torch
 from meshcost.execute.export import commands
-from meshcost.execute.gpus import choose_device
-from meshcost.execute.launcher import launched, launched_here, launched_ranks
+from meshcost.execute.gpus import check_ranks, choose_device, count_gpus
+from meshcost.execute.launcher import launched, launched_here, launched_ranks, one_host
 from meshcost.execute.plan import OPERATIONS, RANKS, SIZES, Case, bound, cases, schedules
-from meshcost.execute.saving import cluster_of, save
+from meshcost.execute.saving import cluster_of, kept_links, save
 from meshcost.execute.step import Step
 from meshcost.execute.verify import Settings, verify, verify_step
 from meshcost.job import analyze, load
@@ -52,12 +52,11 @@ class Request:
         """The calls that are measured. Raises ExecutionError for options that cannot be."""
         if self.step is not None:
             return self.step.kinds()
-        operations = (
-            [name.strip().replace("-", "_") for name in self.op.split(",")] if self.op else OPERATIONS
-        )
-        ranks = _numbers("--ranks", self.ranks) if self.ranks else _default_ranks()
+        operations = [spelled(name) for name in self.op.split(",")] if self.op else OPERATIONS
+        ranks = _numbers("--ranks", self.ranks) if self.ranks else self._default_ranks()
         sizes = [read_bytes("--size", text) for text in self.size.split(",")] if self.size else SIZES
-        return (schedules if self.schedules else cases)(operations, ranks, sizes)
+        found = (schedules if self.schedules else cases)(operations, ranks, sizes)
+        return list(dict.fromkeys(found))
 
     @cached_property
     def step(self) -> Step | None:
@@ -86,10 +85,13 @@ class Request:
     @cached_property
     def notes(self) -> list[str]:
         """What is said before anything starts: how much memory it takes, and what the figures will be about."""
+        self._check_files()
         planned = self.planned
         require_torch()
         world = self.step.world if self.step else max(max(case.members) for case in planned) + 1
-        if self.step:
+        if self._device[0] == "nccl" and not launched():
+            check_ranks(world)
+        if self.step and not launched():
             self.step.check()
         notes = [] if launched() else [bound(planned, world=world)]
         if self.step and self.cap != "none":
@@ -97,6 +99,25 @@ class Request:
                 f"Payloads above {self.cap} are scaled down to it (--cap); bytes are linear in the payload."
             )
         return [*notes, self._device[2]] if self._device[2] else notes
+
+    def _check_files(self) -> None:
+        """Refuse what could not be kept before hours are spent on measuring it."""
+        if self.resume and self.results is None:
+            raise ExecutionError("--resume goes on with a file of rows: name it with --results rows.jsonl.")
+        if self.save is None:
+            return
+        if self.save.suffix not in (".yaml", ".yml"):
+            raise ExecutionError(f"--save {self.save}: a job reads a cluster from a file that ends in .yaml.")
+        if not self.save.parent.is_dir():
+            raise ExecutionError(f"--save {self.save}: there is no folder {self.save.parent}.")
+        kept_links(self.save)
+
+    def _default_ranks(self) -> Sequence[int]:
+        if launched():
+            return (launched_ranks(world=True),)
+        if self._device[0] == "nccl":
+            return tuple(number for number in (*RANKS, 8) if number <= count_gpus())
+        return RANKS
 
     @property
     def calls(self) -> int:
@@ -124,17 +145,31 @@ class Request:
         """Write what ``--save`` asked for; returns what to say about it."""
         if self.save is None or not rows:
             return []
-        local = launched_ranks()
-        kind: LinkClass = "inter_node" if local and local < max(row.ranks for row in rows) else "intra_node"
-        per_node = local or max(row.ranks for row in rows)
-        save(self.save, cluster_of(rows, name=self.save.stem, kind=kind, gpus_per_node=per_node))
-        return [
-            f"wrote {self.save}: latency and bandwidth of each operation, for cluster: {self.save} in a job."
-        ]
+        between = not one_host()
+        kind: LinkClass = "inter_node" if between else "intra_node"
+        per_node = launched_ranks() if between else max(row.ranks for row in rows)
+        fitted = cluster_of(rows, name=self.save.stem, kind=kind, gpus_per_node=per_node)
+        fitted["links"] = {**kept_links(self.save), **fitted["links"]}
+        save(self.save, fitted)
+        return [_wrote(self.save, sorted(fitted["links"]), per_node)]
 
     def export(self, tool: str) -> list[str]:
         """Command lines that measure the same calls with another program."""
         return commands(self.planned, tool)
+
+
+def _wrote(path: Path, kinds: Sequence[str], per_node: int) -> str:
+    """Say what a cluster file is good for, and what it lacks."""
+    said = f"wrote {path}: latency and bandwidth of each operation; in a job: cluster: {path}. It has links"
+    match kinds:
+        case ["intra_node"]:
+            return (
+                f"{said} inside a node; a job on more than {per_node} ranks needs those between nodes, too: --save to the "
+                "same file under torchrun on several hosts adds them."
+            )
+        case ["inter_node"]:
+            return f"{said} between nodes; --save to the same file on one host adds those inside a node."
+    return f"{said} inside a node and between nodes."
 
 
 def predicted_seconds(row: Measurement, cluster: Cluster) -> Measurement:
@@ -169,5 +204,10 @@ def _numbers(option: str, text: str) -> list[int]:
         raise ExecutionError(f"{option} {text}: not numbers. Write 2,4.") from None
 
 
-def _default_ranks() -> Sequence[int]:
-    return (launched_ranks(world=True),) if launched() else RANKS
+def spelled(name: str) -> str:
+    """The name of an operation as the shelf has it.
+
+    >>> spelled(" All-Reduce")
+    'all_reduce'
+    """
+    return name.strip().lower().replace("-", "_")

@@ -21,6 +21,7 @@ from typing import Any, Literal, Self
 from meshcost.errors import ExecutionError
 from meshcost.execute.failures import Trouble, explain
 from meshcost.execute.nccl import debug_environment
+from meshcost.execute.open_files import allow_open_files
 from meshcost.execute.plan import Case
 from meshcost.execute.step import Step
 
@@ -32,6 +33,11 @@ _GRACE_SECONDS = 1.0
 _LIBRARY_EXTRA = 30
 #: A step may take as long as one call, and this much more for each call in it.
 _CALL_SECONDS = 0.1
+
+#: Files that a command line has open beside the sockets of its ranks.
+_OWN_FILES = 64
+#: What starts the ranks, as arguments of Python.
+NURSERY = ("-m", "meshcost.execute.nursery")
 
 FaultKind = Literal["raise", "hang", "SIGKILL", "SIGBUS", "SIGSEGV"]
 
@@ -137,10 +143,11 @@ class Crew:
             self._nursery = None
 
     def _start(self) -> None:
+        allow_open_files(2 * self.ranks + _OWN_FILES)
         ends = [socket.socketpair() for _ in range(self.ranks)]
         self._controls = [ours for ours, _ in ends]
         theirs = [end.fileno() for _, end in ends]
-        command = [sys.executable, "-m", "meshcost.execute.nursery", *map(str, theirs)]
+        command = [sys.executable, *NURSERY, *map(str, theirs)]
         # A session of its own: Ctrl-C reaches this process alone, and one signal ends them all.
         self._nursery = subprocess.Popen(
             command, pass_fds=theirs, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,

@@ -211,10 +211,12 @@ def _shift(at: _Stage) -> Exercise:
     before = (at.position - 1) % at.case.ranks
 
     def run() -> None:
-        sending = dist.isend(tensor, after, group=at.group)
-        dist.recv(out, at.case.members[before], group=at.group)
-        if sending is not None:
-            sending.wait()
+        ways = (
+            dist.P2POp(dist.irecv, out, at.case.members[before], at.group),
+            dist.P2POp(dist.isend, tensor, after, at.group),
+        )
+        for work in dist.batch_isend_irecv(list(ways)):
+            work.wait()
 
     return Exercise(lambda: fill(tensor, 0, at.factor), run, lambda: holds(out, 0, before + 1), lambda: out)
 

@@ -1,15 +1,12 @@
 """Command lines of other programs that measure the same calls, to compare figures on the same machines."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Literal
 
 from meshcost.errors import ExecutionError
-from meshcost.execute.plan import Case
+from meshcost.execute.plan import SPLIT, Case
 
-Tool = Literal["nccl-tests", "param"]
-
-#: Program of nccl-tests for each operation; its sizes are ours (NVIDIA/nccl-tests, doc/PERFORMANCE.md).
+#: Program of nccl-tests for each operation; its sizes are ours (NVIDIA/nccl-tests@a0b82b2, README.md and src/*.cu).
 _NCCL_TESTS: Mapping[str, str] = MappingProxyType(
     {
         "all_reduce": "all_reduce_perf",
@@ -20,46 +17,71 @@ _NCCL_TESTS: Mapping[str, str] = MappingProxyType(
         "reduce": "reduce_perf",
         "gather": "gather_perf",
         "scatter": "scatter_perf",
-        "send_recv": "sendrecv_perf",
     }
 )
-#: Name of PARAM for each operation (facebookresearch/param@39c20d4, train/comms/pt).
+#: Collective of PARAM for each operation, and its sizes are ours (facebookresearch/param@1e115ff, train/comms/pt).
 _PARAM: Mapping[str, str] = MappingProxyType(
     {
-        "all_reduce": "all_reduce",
-        "all_gather": "all_gather",
-        "all_to_all": "all_to_all",
-        "broadcast": "broadcast",
-        "reduce": "reduce",
+        "all_reduce": "--collective all_reduce",
+        "all_gather": "--collective all_gather_base",
+        "reduce_scatter": "--collective reduce_scatter_base",
+        "all_to_all": "--collective all_to_all",
+        "broadcast": "--collective broadcast",
+        "reduce": "--collective reduce",
+        "gather": "--collective gather",
+        "scatter": "--collective scatter",
+        "send_recv": "--pt2pt one2one --src-ranks 0 --dst-ranks 1",
     }
 )
+_NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType({"nccl-tests": _NCCL_TESTS, "param": _PARAM})
+#: Why an operation has no line.
+_LACKING: Mapping[tuple[str, str], str] = MappingProxyType(
+    {
+        (
+            "nccl-tests",
+            "send_recv",
+        ): "sendrecv_perf sends from every rank at once, here one rank sends to one other",
+        ("nccl-tests", "barrier"): "nccl-tests has no program for it",
+        ("param", "barrier"): "comms.py does not measure it",
+    }
+)
+#: GPUs that one process of nccl-tests drives; more ranks are processes, which its build with MPI=1 can start.
+_ONE_PROCESS = 8
+#: nccl-tests cuts a chunk to whole units of so many bytes.
+_UNIT_BYTES = 16
 
 
 def commands(planned: Iterable[Case], tool: str) -> list[str]:
-    """Write one command line for each operation, number of ranks and size. Raises ExecutionError for another tool.
+    """Write one command line for each operation, number of ranks and size, and a comment where there is none.
 
-    >>> commands([Case("all_reduce", (0, 1), 1048576)], "nccl-tests")
-    ['./build/all_reduce_perf -b 1048576 -e 1048576 -g 2 -d float -n 20 -c 1']
+    Raises ExecutionError for another tool.
+
+    >>> commands([Case("all_reduce", (0, 1), 1048576), Case("barrier", (0, 1), 0)], "nccl-tests")
+    ['./build/all_reduce_perf -b 1048576 -e 1048576 -g 2 -d float -n 20 -c 1', '# barrier: nccl-tests has no program for it']
     """
-    if tool not in ("nccl-tests", "param"):
+    if tool not in _NAMES:
         raise ExecutionError(f"--export {tool}: choose nccl-tests or param.")
-    names = _NCCL_TESTS if tool == "nccl-tests" else _PARAM
-    known = [case for case in planned if case.op in names and case.algorithm == "native"]
-    lines: Sequence[str] = [
-        _nccl_tests(names[case.op], case) if tool == "nccl-tests" else _param(names[case.op], case)
-        for case in known
-    ]
-    return list(dict.fromkeys(lines))
+    return list(dict.fromkeys(_line(case, tool) for case in planned))
+
+
+def _line(case: Case, tool: str) -> str:
+    if case.algorithm != "native":
+        return f"# {case.op} as {case.algorithm}: {tool} runs what its library chooses"
+    if case.op not in _NAMES[tool]:
+        return f"# {case.op}: {_LACKING[tool, case.op]}"
+    name = _NAMES[tool][case.op]
+    return _nccl_tests(name, case) if tool == "nccl-tests" else _param(name, case)
 
 
 def _nccl_tests(program: str, case: Case) -> str:
-    size = case.payload_bytes
-    return f"./build/{program} -b {size} -e {size} -g {case.ranks} -d float -n 20 -c 1"
+    size, start, gpus = case.payload_bytes, "", case.ranks
+    if case.ranks > _ONE_PROCESS:
+        start, gpus = f"mpirun -np {case.ranks} -N {_ONE_PROCESS} ", 1
+    line = f"{start}./build/{program} -b {size} -e {size} -g {gpus} -d float -n 20 -c 1"
+    taken = size // (_UNIT_BYTES * case.ranks) * (_UNIT_BYTES * case.ranks) if case.op in SPLIT else size
+    return line if taken == size else f"{line}  # cuts chunks to whole {_UNIT_BYTES} B, so it takes {taken} B"
 
 
 def _param(name: str, case: Case) -> str:
     size = case.payload_bytes
-    return (
-        f"mpirun -np {case.ranks} ./comms.py --master-ip 127.0.0.1 --b {size} --e {size} --f 2 --n 20 --z 1 "
-        f"--collective {name}"
-    )
+    return f"mpirun -np {case.ranks} ./comms.py --master-ip 127.0.0.1 --b {size} --e {size} --f 2 --n 20 --z 1 {name}"

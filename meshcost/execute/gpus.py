@@ -1,10 +1,11 @@
 """Which GPUs there are, and what a backend can mean with them. Knows no torch; asks the driver's own tool."""
 
+import os
 import shutil
 import subprocess
 
 from meshcost.errors import ExecutionError
-from meshcost.execute.launcher import launched
+from meshcost.execute.launcher import launched, launched_ranks
 
 _ONE_GPU = (
     "One GPU: all ranks share it, and Gloo moves their CUDA tensors through the memory of the host. This shows that results "
@@ -17,7 +18,15 @@ _NCCL = (
 
 
 def count_gpus() -> int:
-    """Number of NVIDIA GPUs that the driver lists; 0 without a driver."""
+    """Number of NVIDIA GPUs that this process may use; 0 without a driver."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    listed = _listed()
+    return (
+        listed if visible is None else min(listed, len([name for name in visible.split(",") if name.strip()]))
+    )
+
+
+def _listed() -> int:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return 0
@@ -47,4 +56,19 @@ def choose_device(backend: str, gpus: int | None = None) -> tuple[str, str, str]
         )
     if gpus == 1 and not launched():
         return "gloo", "cuda:0", _ONE_GPU
+    if launched_ranks() > gpus:
+        raise ExecutionError(
+            f"--backend nccl needs a GPU for each rank: the launcher has started {launched_ranks()} ranks on this host, "
+            f"which has {gpus}. Use --nproc-per-node {gpus}."
+        )
     return "nccl", "cuda", _NCCL
+
+
+def check_ranks(ranks: int, gpus: int | None = None) -> None:
+    """Raise ExecutionError unless each of the local ranks of NCCL has a GPU of its own."""
+    gpus = count_gpus() if gpus is None else gpus
+    if ranks > gpus:
+        raise ExecutionError(
+            f"--backend nccl needs a GPU for each rank: {ranks} ranks, and {gpus} GPUs here. Choose {gpus} ranks or fewer, "
+            "or run it under torchrun on more hosts."
+        )

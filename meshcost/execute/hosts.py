@@ -58,6 +58,7 @@ class Hosts:
         if self.backend == "nccl":
             os.environ.update(debug_environment())
         try:
+            device = device_of(self.device, int(os.environ.get("LOCAL_RANK", "0")))
             dist.init_process_group(self.backend, init_method="env://", timeout=limit)
         except (RuntimeError, ValueError) as error:
             where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
@@ -66,7 +67,6 @@ class Hosts:
             ) from None
         port = int(os.environ["MASTER_PORT"])
         interface = os.environ.get("GLOO_SOCKET_IFNAME", "eth0")
-        device = device_of(self.device, int(os.environ.get("LOCAL_RANK", "0")))
         self.counter, counter = choose_link_counter(
             self.backend, device.index or 0, interface, skip_ports=(port,)
         )

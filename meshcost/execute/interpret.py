@@ -49,8 +49,9 @@ class Interpreter:
             for message in messages
             if message.target == self.position
         ]
-        works = [
-            dist.irecv(buffer, self.members[message.source], group=self.group) for message, buffer in arriving
+        calls = [
+            dist.P2POp(dist.irecv, buffer, self.members[message.source], self.group)
+            for message, buffer in arriving
         ]
         # What is sent is a copy, so that it is what was held when the round began.
         leaving = [
@@ -58,12 +59,12 @@ class Interpreter:
             for message in messages
             if message.source == self.position
         ]
-        works += [
-            dist.isend(buffer, self.members[message.target], group=self.group) for message, buffer in leaving
+        calls += [
+            dist.P2POp(dist.isend, buffer, self.members[message.target], self.group)
+            for message, buffer in leaving
         ]
-        for work in works:
-            if work is not None:
-                work.wait()
+        for work in dist.batch_isend_irecv(calls) if calls else ():
+            work.wait()
         for message, buffer in arriving:
             self._keep(message, buffer)
 

@@ -18,3 +18,8 @@ def launched_here() -> int:
 def launched_ranks(*, world: bool = False) -> int:
     """Ranks on this host, or in the whole world; 0 where no launcher says so."""
     return int(os.environ.get("WORLD_SIZE" if world else "LOCAL_WORLD_SIZE", "0"))
+
+
+def one_host() -> bool:
+    """Whether all ranks are on this host."""
+    return not launched() or launched_ranks() == launched_ranks(world=True)

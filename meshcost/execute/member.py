@@ -41,6 +41,9 @@ class Member:
         """The process group of some ranks. The first time, every rank of the world has to ask for it."""
         if members not in self._groups:
             self._groups[members] = dist.new_group(list(members), timeout=self.timeout)
+            if self.rank in members and dist.get_backend() == "nccl":
+                # The first call of a group has to be one that all members make; a schedule may begin with a message.
+                dist.barrier(group=self._groups[members], device_ids=[self.device.index])
         return self._groups[members]
 
     def meet(self, place: str, members: tuple[int, ...]) -> None:
@@ -78,7 +81,7 @@ class Member:
         self.tell({"stage": 2})
         moved, seconds = self.counted(f"{number}", case.members, done.run, iterations)
         return {
-            "chosen": own_choice(),
+            "chosen": own_choice(case.op),
             "correct": correct,
             "seconds": seconds / iterations,
             "sent": moved.sent / iterations,
@@ -90,12 +93,24 @@ class Member:
     ) -> dict[str, Any]:
         """Make all calls of a step, one after the other, and count what they move together."""
         everybody = tuple(range(world))
+        ways = self._ways(everybody)
         groups = [self.group(everybody if case.op == "send_recv" else case.members) for case in cases]
-        player = Player(self.rank, cases, groups, self.device)
+        player = Player(self.rank, cases, groups, self.device, ways)
         self._suffer("step")
         self.tell({"stage": 2})
         moved, seconds = self.counted(f"{number}", everybody, lambda: player.run(order), 1)
         return {"correct": True, "seconds": seconds, "sent": moved.sent, "received": moved.received}
+
+    def _ways(self, everybody: tuple[int, ...]) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+        """Groups for messages to higher and to lower ranks.
+
+        NCCL makes the messages of two ranks in one order, whichever way they go: with one group for both ways, a send that
+        waits for its receive would hold up the message that comes back.
+        """
+        if dist.get_backend() != "nccl":
+            return (self.group(everybody),) * 2
+        up, down = (dist.new_group(list(everybody), timeout=self.timeout) for _ in range(2))
+        return up, down
 
     def _prepare(self, case: Case, position: int, group: dist.ProcessGroup) -> Exercise:
         if case.algorithm == "native":

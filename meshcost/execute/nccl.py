@@ -1,7 +1,8 @@
 """NCCL: which algorithm it chose, what that should move, and what the links counted. Knows no torch.
 
-NCCL says its choice in its log (``NCCL_DEBUG=INFO``, subsystems COLL and TUNING). NVLink bytes come from NVML, those of
-InfiniBand from the port counters of the kernel. Written from the documentation of those three; not run on GPUs here.
+NCCL says its choice in its log (``NCCL_DEBUG=INFO``, subsystem TUNING): rank 0 of each communicator does, for the
+operations that it tunes, and not for messages. NVLink bytes come from NVML, those of InfiniBand from the port counters
+of the kernel. Written from the documentation of those three and NVIDIA/nccl@5067397; not run on GPUs here.
 """
 
 import os
@@ -17,6 +18,7 @@ from typing import Any
 from meshcost.collectives import ALGORITHMS
 from meshcost.collectives.gloo import Traffic
 from meshcost.execute.counters import Bytes, Counter, CounterKind, choose_counter
+from meshcost.execute.launcher import one_host
 from meshcost.execute.plan import ITEM_BYTES, Case
 
 #: Names behind the numbers of older logs (NVIDIA/nccl src/include/nccl_common.h).
@@ -33,7 +35,17 @@ _SHELF: Mapping[str, str] = MappingProxyType(
 _USUAL: Mapping[str, str] = MappingProxyType(
     {"all_to_all": "pairwise", "gather": "direct", "scatter": "direct"}
 )
-_LINE = re.compile(r"NCCL INFO (\w+): (\d+) Bytes -> Algo (\w+) proto (\w+)")
+_LINE = re.compile(r"NCCL INFO (\w+): \d+ Bytes -> Algo (\w+) proto (\w+)")
+#: What NCCL calls the operations for which it chooses (src/collectives.cc); all others are messages.
+_FUNCTIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "all_reduce": "AllReduce",
+        "all_gather": "AllGather",
+        "reduce_scatter": "ReduceScatter",
+        "broadcast": "Broadcast",
+        "reduce": "Reduce",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +64,17 @@ class Choice:
         return f"{self.algorithm}/{self.protocol}"
 
 
-def last_choice(log: str) -> Choice | None:
-    """Read the newest choice in a log; None if there is none.
+def last_choice(log: str, op: str) -> Choice | None:
+    """Read the newest choice for an operation in a log; None if there is none.
 
-    >>> last_choice("h:1:2 [0] NCCL INFO AllReduce: 8388608 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..1}")
-    Choice(algorithm='ring', protocol='simple')
-    >>> last_choice("NCCL INFO AllReduce: 4096 Bytes -> Algo 0 proto 1 time 12.3")
+    >>> line = "h:1:2 [0] NCCL INFO AllReduce: 8388608 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..1}"
+    >>> last_choice(line, "all_reduce"), last_choice(line, "all_to_all")
+    (Choice(algorithm='ring', protocol='simple'), None)
+    >>> last_choice("NCCL INFO AllReduce: 4096 Bytes -> Algo 0 proto 1 time 12.3", "all_reduce")
     Choice(algorithm='tree', protocol='ll128')
     """
-    lines: list[tuple[str, ...]] = _LINE.findall(log)
-    return Choice(_named(lines[-1][2], _ALGORITHMS), _named(lines[-1][3], _PROTOCOLS)) if lines else None
+    lines = [found for found in _LINE.findall(log) if found[0] == _FUNCTIONS.get(op)]
+    return Choice(_named(lines[-1][1], _ALGORITHMS), _named(lines[-1][2], _PROTOCOLS)) if lines else None
 
 
 def _named(text: str, names: tuple[str, ...]) -> str:
@@ -74,19 +87,22 @@ def debug_environment() -> dict[str, str]:
     return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "COLL,TUNING", "NCCL_DEBUG_FILE": str(pattern)}
 
 
-def own_choice() -> str:
-    """What NCCL last chose in this process; empty if its log does not say."""
+def own_choice(op: str) -> str:
+    """What NCCL last chose for an operation in this process; empty if its log does not say."""
     folder, name = os.path.split(os.environ.get("NCCL_DEBUG_FILE", ""))
     found = None
     for path in (
         Path(folder or ".").glob(name.replace("%h", "*").replace("%p", str(os.getpid()))) if name else ()
     ):
-        found = last_choice(path.read_text(encoding="utf-8", errors="replace"))
+        found = last_choice(path.read_text(encoding="utf-8", errors="replace"), op)
     return str(found) if found else ""
 
 
 def nccl_traffic(case: Case, position: int, chosen: str) -> Traffic:
-    """What a position moves under the algorithm and protocol that NCCL chose; the ring where it did not say."""
+    """What a position moves under the algorithm and protocol that NCCL chose; the ring where it did not say.
+
+    Its tree is a chain inside a node (src/graph/connect.cc) and a double binary tree between nodes.
+    """
     algorithm, _, protocol = chosen.partition("/")
     name = _SHELF.get(algorithm, "ring")
     op = {"send_recv": "send"}.get(case.op, case.op)
@@ -95,11 +111,22 @@ def nccl_traffic(case: Case, position: int, chosen: str) -> Traffic:
     elements = case.payload_bytes // ITEM_BYTES
     if case.op == "send_recv":
         moved = (elements * (position == 0), elements * (position == 1))
+    elif algorithm == "tree" and one_host():
+        moved = (elements * (1 if position in (0, case.ranks - 1) else 2),) * 2
     else:
         moved = ALGORITHMS[name].position(op, position, case.ranks, elements)
     wire, data = _OVERHEAD.get(protocol, (1, 1))
     sent, received = (x * ITEM_BYTES * wire // data for x in moved)
     return Traffic(sent, received)
+
+
+def has_form(chosen: str) -> bool:
+    """Whether the shelf has a form for what NCCL chose: ``collnet`` and ``nvls_tree`` have none.
+
+    >>> has_form("nvls/simple"), has_form("nvls_tree/simple"), has_form("")
+    (True, False, True)
+    """
+    return not chosen or chosen.partition("/")[0] in _SHELF
 
 
 def choose_link_counter(
@@ -128,20 +155,32 @@ def nvlink_counter(index: int) -> Counter | None:
     try:
         nvml: Any = import_module("pynvml")
         nvml.nvmlInit()
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        name = visible_gpu(index)
+        by_uuid = nvml.nvmlDeviceGetHandleByUUID
+        handle = nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else by_uuid(name)
         fields = [
             (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, 0xFFFFFFFF),
             (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, 0xFFFFFFFF),
         ]
 
         def count() -> Bytes:
-            sent, received = nvml.nvmlDeviceGetFieldValues(handle, fields)
-            return Bytes(1024 * sent.value.ullVal, 1024 * received.value.ullVal)
+            sides = nvml.nvmlDeviceGetFieldValues(handle, fields)
+            for side in sides:  # a GPU that does not count says so here, and its value is 0
+                if side.nvmlReturn != nvml.NVML_SUCCESS:
+                    raise nvml.NVMLError(side.nvmlReturn)
+            sent, received = (1024 * side.value.ullVal for side in sides)
+            return Bytes(sent, received)
 
         count()
     except Exception:  # noqa: BLE001 - pynvml has an exception for each of its many reasons
         return None
     return count
+
+
+def visible_gpu(index: int) -> str:
+    """The driver's number or UUID of GPU ``index`` of this process: ``CUDA_VISIBLE_DEVICES`` renumbers them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return visible[index].strip() if any(visible) and index < len(visible) else str(index)
 
 
 def infiniband_counter(root: Path = Path("/sys/class/infiniband")) -> Counter:

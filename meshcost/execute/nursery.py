@@ -1,4 +1,6 @@
-"""Starts the local ranks: loads torch once, then forks one process for each rank, and says how each one ended.
+"""Starts the local ranks and says how each one ended: loads torch once, then forks one process for each rank.
+
+A fork without exec is not safe with the frameworks of macOS; there each rank is a program of its own and loads torch.
 
 ``python -m meshcost.execute.nursery FD0 FD1 ...``: one control socket for each rank. When its standard input closes,
 whoever started it is gone, and it ends with all ranks.
@@ -7,20 +9,24 @@ whoever started it is gone, and it ends with all ranks.
 import contextlib
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
 import threading
 
 
-def main(numbers: list[int]) -> None:
+def main(numbers: list[int], *, forks: bool = sys.platform == "linux") -> None:
     """Start one rank on each socket, and wait for them."""
-    import meshcost.execute.worker  # noqa: F401 - loaded before the forks, so that ranks share what takes memory
+    if forks:
+        import meshcost.execute.worker  # noqa: F401 - loaded before the forks, so that ranks share what takes memory
+    from meshcost.execute.open_files import allow_open_files
 
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    children = {_start(rank, numbers): rank for rank in range(len(numbers))}
+    allow_open_files()  # every rank has a socket to every other one
+    started: list[subprocess.Popen[bytes]] = []
+    children = {
+        _forked(rank, numbers) if forks else _launched(rank, numbers[rank], started): rank
+        for rank in range(len(numbers))
+    }
     for number in numbers:
         os.close(number)
     threading.Thread(target=_end_with_parent, args=(tuple(children),), daemon=True).start()
@@ -32,11 +38,17 @@ def main(numbers: list[int]) -> None:
             sys.stdout.flush()
 
 
-def _start(rank: int, numbers: list[int]) -> int:
+def _launched(rank: int, own: int, started: list[subprocess.Popen[bytes]]) -> int:
+    """Start a program; ``started`` keeps it, for one that is forgotten is waited for behind our back."""
+    command = [sys.executable, "-m", "meshcost.execute.worker", str(rank), str(own)]
+    started.append(
+        subprocess.Popen(command, pass_fds=[own], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    )
+    return started[-1].pid
+
+
+def _forked(rank: int, numbers: list[int]) -> int:
     own = numbers[rank]
-    if sys.platform != "linux":  # a fork without exec is not safe with the frameworks of macOS
-        command = [sys.executable, "-m", "meshcost.execute.worker", str(rank), str(own)]
-        return subprocess.Popen(command, pass_fds=[own]).pid
     process = os.fork()
     if process:
         return process
@@ -50,6 +62,9 @@ def _start(rank: int, numbers: list[int]) -> int:
 def _become(rank: int, number: int) -> None:
     from meshcost.execute.worker import serve
 
+    with open(os.devnull, "r+b") as nothing:  # noqa: PTH123 - what a library prints is no message of the nursery
+        for stream in (0, 1):
+            os.dup2(nothing.fileno(), stream)
     try:
         serve(rank, number)
     finally:

@@ -1,8 +1,10 @@
 """What is measured, and whether this machine can hold it. Knows no torch."""
 
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
@@ -28,13 +30,15 @@ OPERATIONS = (
 RANKS = (2, 4)
 SIZES = (64 * 1024, 2**20, 8 * 2**20)
 ITEM_BYTES = 4
-#: Memory of torch itself, which ranks share, and of one rank beside its buffers.
-SHARED_BYTES, RANK_BYTES = 300_000_000, 96_000_000
+#: Memory of torch itself, and of one rank beside its buffers. Forked ranks share torch; elsewhere each loads its own.
+SHARED_BYTES = 300_000_000
+RANK_BYTES = 96_000_000 if sys.platform == "linux" else SHARED_BYTES
 #: Buffers of one call in units of its payload: input, output, and the copy that a reduce-scatter makes.
 BUFFERS = 3
 #: Share of the free memory that may be used.
 _USABLE = 0.8
-_SPLIT = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
+#: Operations whose payload is a chunk for each rank.
+SPLIT = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
 MOST_RANKS = 1024
 
 
@@ -122,17 +126,11 @@ def cases(
     """
     operations, ranks, sizes = tuple(operations), tuple(ranks), tuple(sizes)
     problems = [
-        *(
-            f"--op {op}: not an operation. Choose {', '.join(OPERATIONS)}."
-            for op in operations
-            if op not in OPERATIONS
-        ),
+        *(_unknown(op) for op in operations if op not in OPERATIONS),
         *(f"--ranks {n}: choose 2 to {MOST_RANKS}." for n in ranks if not 2 <= n <= MOST_RANKS),
     ]
-    for size in sizes:
-        least = ITEM_BYTES * max((n for n in ranks if n > 0), default=1)
-        if size < least:
-            problems.append(f"--size {size}: less than one element for each rank. Choose {least} or more.")
+    if not problems:
+        problems = [problem for size in sizes if (problem := _too_small(size, operations, ranks))]
     if problems:
         raise ExecutionError(problems)
     return [
@@ -143,9 +141,27 @@ def cases(
     ]
 
 
+def _unknown(op: str) -> str:
+    near = get_close_matches(op, OPERATIONS, 1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    return f"--op {op}: not an operation. Choose {', '.join(OPERATIONS)}.{hint}"
+
+
+def _too_small(size: int, operations: Iterable[str], ranks: Iterable[int]) -> str:
+    """Say why a size cannot be, for whichever call needs most; empty if it can."""
+    needed = [
+        (ITEM_BYTES * (n if op in SPLIT else 1), op, n) for op in operations for n in ranks if op != "barrier"
+    ]
+    least, op, number = max(needed, default=(0, "", 0))
+    if size >= least:
+        return ""
+    what = f"{ITEM_BYTES} B for each of {number} ranks" if op in SPLIT else f"an element of {ITEM_BYTES} B"
+    return f"--size {size}: {op} needs {what}. Choose {least} or more."
+
+
 def whole(op: str, ranks: int, size: int) -> int:
     """Round a size down to whole elements, and to equal chunks where the operation needs them."""
-    step = ITEM_BYTES * (ranks if op in _SPLIT else 1)
+    step = ITEM_BYTES * (ranks if op in SPLIT else 1)
     return size // step * step
 
 

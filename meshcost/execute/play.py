@@ -14,9 +14,15 @@ class Player:
     """One rank in a step. Results are not looked at here: each kind of call has been checked before."""
 
     def __init__(
-        self, rank: int, cases: Sequence[Case], groups: Sequence[dist.ProcessGroup], device: torch.device
+        self,
+        rank: int,
+        cases: Sequence[Case],
+        groups: Sequence[dist.ProcessGroup],
+        device: torch.device,
+        ways: tuple[dist.ProcessGroup, dist.ProcessGroup],
     ) -> None:
-        """Make room for the largest call."""
+        """Make room for the largest call; ``ways`` are the groups for messages to higher and to lower ranks."""
+        self.ways = ways
         self.rank, self.device = rank, device
         self.cases, self.groups = cases, groups
         elements = max((case.payload_bytes for case in cases), default=0) // ITEM_BYTES
@@ -43,14 +49,15 @@ class Player:
 
     def _message(self, case: Case, tag: int) -> None:
         source, target = case.members
+        group = self.ways[source > target]
         buffer = self.first if source == self.rank else self.second
         buffer = buffer[: case.payload_bytes // ITEM_BYTES]
         if source == self.rank:
-            work = dist.isend(buffer, target, tag=tag)
+            work = dist.isend(buffer, target, group=group, tag=tag)
             if work is not None:
                 self.leaving.append(work)
         else:
-            dist.recv(buffer, source, tag=tag)
+            dist.recv(buffer, source, group=group, tag=tag)
 
     def _interpreted(self, case: Case, group: dist.ProcessGroup) -> Interpreter:
         steps = steps_of(case.algorithm, case.op, case.ranks, case.payload_bytes // ITEM_BYTES)

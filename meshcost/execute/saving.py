@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from meshcost.clusters import LinkClass
+from meshcost.clusters import LinkClass, read_cluster
 from meshcost.clusters.fit import Point, fit
 from meshcost.collectives.gloo import rounds
 from meshcost.errors import ExecutionError, MeshcostError
@@ -38,8 +38,10 @@ def cluster_of(
 
     Raises ExecutionError if none can be.
     """
-    source = _source(rows)
     speeds: dict[str, Any] = {}
+    source = (
+        _source([row for row in rows if row.payload_bytes]) if any(row.payload_bytes for row in rows) else ""
+    )
     for op in dict.fromkeys(row.op for row in rows):
         try:
             speeds[op] = fit(points(rows, op), source=source).model_dump(mode="json", exclude_none=True)
@@ -57,8 +59,17 @@ def cluster_of(
     }
 
 
+def kept_links(path: Path) -> dict[str, Any]:
+    """The links that a cluster file has already, so that those of one class can be added to those of the other.
+
+    Raises JobError if the file is there and is not that of a cluster.
+    """
+    links = read_cluster(str(path)).links if path.is_file() and path.stat().st_size else {}
+    return {kind: link.model_dump(mode="json", exclude_none=True) for kind, link in links.items()}
+
+
 def _source(rows: Sequence[Measurement]) -> str:
-    sizes = [row.payload_bytes for row in rows if row.payload_bytes]
+    sizes = [row.payload_bytes for row in rows]
     ranks = sorted({row.ranks for row in rows})
     return (
         f"measured by meshcost verify: {rows[0].backend} on {rows[0].device}, {', '.join(map(str, ranks))} ranks, payloads "

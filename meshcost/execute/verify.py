@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from meshcost.collectives.gloo import Traffic
-from meshcost.collectives.operations import OPERATIONS
+from meshcost.collectives.operations import operation
 from meshcost.errors import ExecutionError
 from meshcost.execute.crew import Crew, Fault, resolve
 from meshcost.execute.launcher import launched
-from meshcost.execute.nccl import nccl_traffic
+from meshcost.execute.nccl import has_form, nccl_traffic
 from meshcost.execute.plan import Case, bound
 from meshcost.execute.results import Results, complete
 from meshcost.execute.step import Step
@@ -55,45 +55,52 @@ def verify(
     Raises ExecutionError with one sentence if the memory would not do, if a rank fails, hangs or dies, or if the results
     cannot be written; also when it is interrupted. Rows that were yielded or written before stay.
     """
-    results = Results(settings.results) if settings.results else None
-    done = _done(results, resume=settings.resume)
-    left = []
-    for case in planned:
-        rows = done.get(_key(case, settings))
-        if rows:
-            yield from rows
-            _report(progress, case)
-        else:
-            left.append(case)
+    kept, left = _kept(planned, settings)
+    yield from _again(kept, progress)
     if left:
-        yield from _run(left, settings, results, predict, progress)
+        world = max(max(case.members) for case in left) + 1
+        if not launched():
+            bound(left, world=world)
+        with _runner(world, settings) as runner:
+            yield from _measured(runner, left, settings, predict, progress)
 
 
-def _run(
+def _kept(planned: Sequence[Case], settings: Settings) -> tuple[dict[Case, list[Measurement]], list[Case]]:
+    """What ``--resume`` finds, and the calls that are left."""
+    done = _done(Results(settings.results), resume=settings.resume) if settings.results else {}
+    kept = {case: rows for case in planned if (rows := done.get(_key(case, settings)))}
+    return kept, [case for case in planned if case not in kept]
+
+
+def _again(
+    kept: Mapping[Case, list[Measurement]], progress: Callable[[Case], None] | None
+) -> Iterator[Measurement]:
+    for case, rows in kept.items():
+        yield from rows
+        _report(progress, case)
+
+
+def _measured(
+    runner: "Runner",
     left: Sequence[Case],
     settings: Settings,
-    results: Results | None,
     predict: Predict,
     progress: Callable[[Case], None] | None,
 ) -> Iterator[Measurement]:
-    world = max(max(case.members) for case in left) + 1
-    if not launched():
-        bound(left, world=world)
-    current = left[0]
-    try:
-        with _runner(world, settings) as runner:
-            for current in left:
-                answers = runner.measure(current, iterations=settings.iterations)
-                if not runner.leader:
-                    continue
-                rows = rows_of(current, answers, settings, predict, runner.counter)
-                if results:
-                    results.append(rows)
-                yield from rows
-                _report(progress, current)
-    except KeyboardInterrupt:
-        kept = f" {results.kept} rows are kept in {results.path}; go on with --resume." if results else ""
-        raise ExecutionError(f"interrupted in {current.sentence}.{kept}") from None
+    results = Results(settings.results) if settings.results else None
+    for case in left:
+        try:
+            answers = runner.measure(case, iterations=settings.iterations)
+            if not runner.leader:
+                continue
+            rows = rows_of(case, answers, settings, predict, runner.counter)
+            if results:
+                results.append(rows)
+        except KeyboardInterrupt:
+            said = f" {results.kept} rows are kept in {results.path}; go on with --resume." if results else ""
+            raise ExecutionError(f"interrupted in {case.sentence}.{said}") from None
+        yield from rows
+        _report(progress, case)
 
 
 class Runner(Protocol):
@@ -123,9 +130,7 @@ def _runner(world: int, settings: Settings) -> AbstractContextManager[Runner]:
     )  # fmt: skip
 
 
-def _done(results: Results | None, *, resume: bool) -> Mapping[Any, list[Measurement]]:
-    if results is None:
-        return {}
+def _done(results: Results, *, resume: bool) -> Mapping[Any, list[Measurement]]:
     if resume:
         found = complete(results.read())
         results.mend()
@@ -155,13 +160,15 @@ def rows_of(
     """Turn what the ranks of a call report into rows; one row for all of them where they share an interface."""
     slowest = max(answer["seconds"] for answer in answers.values())
     algbw = case.payload_bytes / slowest if slowest else 0.0
+    chosen = max(
+        answer.get("chosen", "") for answer in answers.values()
+    )  # of NCCL's ranks only the first says it
     rows = []
     for position, rank in enumerate(case.members):
         answer = answers[rank]
-        chosen = answer.get("chosen", "")
         nccl = settings.backend == "nccl" and case.algorithm == "native"
         predicted = nccl_traffic(case, position, chosen) if nccl else predict(case, position)
-        counted = counter != "none"
+        counted = counter != "none" and (not nccl or has_form(chosen))
         rows.append(
             Measurement(
                 op=case.op,
@@ -209,10 +216,9 @@ def busbw_factor(op: str, ranks: int) -> Fraction:
     >>> busbw_factor("all_reduce", 4), busbw_factor("scatter", 4), busbw_factor("broadcast", 4)
     (Fraction(3, 2), Fraction(3, 4), Fraction(1, 1))
     """
-    if op in ("gather", "scatter"):
-        return Fraction(ranks - 1, ranks)
-    known = OPERATIONS.get(op)
-    return Fraction(value(known.busbw_factor, {S: 1, n: ranks})) if known else Fraction(1)
+    if op in ("shift", "step"):
+        return Fraction(1)
+    return Fraction(value(operation(op).busbw_factor, {S: 1, n: ranks}))
 
 
 def verify_step(
@@ -224,14 +230,19 @@ def verify_step(
     """
     if not launched():
         step.check()
-    yield from verify(step.kinds(), settings, progress=progress)
+    kept, left = _kept(step.kinds(), settings)
+    yield from _again(kept, progress)
     whole = Case("step", tuple(range(step.world)), 0, "bill" if step.schedules else "native")
     with _runner(step.world, settings) as runner:
-        answers = runner.play(step)
-    if not runner.leader:
-        return
-    rows = rows_of(whole, answers, settings, lambda case, at: step.predicted(at), runner.counter)
-    yield from (row if row.rank is None else _billed(row, step) for row in rows)
+        yield from _measured(runner, left, settings, Case.predict, progress)
+        try:
+            answers = runner.play(step)
+        except KeyboardInterrupt:
+            raise ExecutionError(f"interrupted in the whole step over {step.world} ranks.") from None
+        counter, leader = runner.counter, runner.leader
+    if leader:
+        rows = rows_of(whole, answers, settings, lambda case, at: step.predicted(at), counter)
+        yield from (row if row.rank is None else _billed(row, step) for row in rows)
 
 
 def _billed(row: Measurement, step: Step) -> Measurement:

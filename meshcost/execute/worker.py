@@ -91,10 +91,10 @@ def _host_store(command: Mapping[str, Any], kept: dict[str, Any]) -> int:
 def _join(rank: int, command: Mapping[str, Any], kept: dict[str, Any], tell: Any) -> tuple[Member, str]:
     timeout = timedelta(seconds=command["timeout"])
     store = kept.get("store") or TCPStore(command["host"], command["port"], is_master=False, timeout=timeout)
+    device = device_of(command["device"], rank)  # before NCCL starts: it takes the current one
     dist.init_process_group(
         command["backend"], store=store, rank=rank, world_size=command["world"], timeout=timeout
     )
-    device = device_of(command["device"], rank)
     kind, counter = choose_link_counter(
         command["backend"], device.index or 0, command["interface"], skip_ports=(command["port"],)
     )

@@ -15,10 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from meshcost.collectives import DEFAULTS
+from meshcost.collectives.gloo import FRAME_BYTES, HOW, SENT
 from meshcost.collectives.operations import OPERATIONS, Operation, operation
 from meshcost.collectives.optimality import optimality
 from meshcost.formula import COUNTS, pretty, value
 from meshcost.report.collectives_facts import (
+    Share,
     as_dict,
     costs,
     drawn,
@@ -38,7 +40,8 @@ from meshcost.report.collectives_picture import (
     tiny,
 )
 from meshcost.report.collectives_uses import TRAPS, USES
-from meshcost.symbols import e, k
+from meshcost.report.words import runs
+from meshcost.symbols import S, e, k
 
 __all__ = ["as_dict", "overview", "page"]
 
@@ -123,7 +126,10 @@ class _Overview:
             f"A letter says whose data a chunk is, {glyphs.sum} is the sum over all ranks, . is nothing. S: bytes of "
             "the whole logical buffer; n: ranks. Sent per rank: by the busiest one, under the algorithm named."
         )
-        yield Text("One operation in full: meshcost collectives all_reduce")
+        yield Text(
+            "One operation in full: meshcost collectives all_reduce. Also on the shelf, but in no step of a bill: gather, "
+            "scatter, barrier."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +149,7 @@ class _Page:
         yield from _section("In and out", *_in_and_out(op, ranks))
         heading = f"What it costs between {ranks} ranks (sent, received: the busiest)"
         yield from _section(heading, _cost_table(op, ranks, glyphs), *_words(op))
+        yield from _section("As Gloo runs it, PyTorch's library for CPUs", *_on_gloo(op, ranks))
         if op.name == "all_reduce":
             yield from _two_steps(ranks, glyphs, width)
             yield from _section("Nearly independent of the number of ranks", *_growth(glyphs))
@@ -160,13 +167,15 @@ def _in_and_out(op: Operation, ranks: int) -> Iterator[Text]:
         f"{pretty(op.contributes)}; {op.receiver} ends with {pretty(op.ends_with)}."
     )
     figure = least if least == number else f"{least} = {number}"
-    yield Text(f"The least that the busiest rank can send is {figure}. {op.bound_reason} ({op.bound_source})")
+    yield Text(
+        f"The least that the busiest rank can {op.bound_verb} is {figure}. {op.bound_reason} ({op.bound_source})"
+    )
 
 
 def _cost_table(op: Operation, ranks: int, glyphs: Glyphs) -> Table:
     table = _table(glyphs, "algorithm", "formula", f"n = {ranks}", "times the least")
     least = {row.algorithm: row for row in optimality(ranks, op.calls[0])}
-    for cost in costs(op):
+    for cost in costs(op, ranks):
         default = " (default)" * (cost.algorithm == DEFAULTS[op.calls[0]])
         table.add_row(Text.assemble((cost.algorithm, "bold"), default))
         row = least[cost.algorithm]
@@ -177,11 +186,20 @@ def _cost_table(op: Operation, ranks: int, glyphs: Glyphs) -> Table:
             ("sent", cost.sent, "S", most if cost.busy_sender(ranks) else ""),
             ("received", cost.received, "S", "" if cost.busy_sender(ranks) else most),
             ("sent by all ranks", cost.total, "S", ""),
+            *([("added up", cost.added, "S", "")] if cost.added else []),
         ):
             figure = _number(in_payloads(amount, ranks), unit)
             table.add_row(*map(Text, (f"  {label}", pretty(amount), figure, ratio)))
+        if len(cost.shares) > 1:
+            table.add_row(Text("  ranks differ"), Text("; ".join(map(_shared, cost.shares))))
+        table.add_row(Text("  source"), Text(cost.source))
         table.add_section()
     return table
+
+
+def _shared(share: Share) -> str:
+    who = f"{runs(share.ranks)} sends" if len(share.ranks) == 1 else f"{runs(share.ranks)} send"
+    return f"{who} {_number(share.sent, 'S')}, gets {_number(share.received, 'S')}"
 
 
 def _times(ratio: Fraction, *, always: bool) -> str:
@@ -193,12 +211,21 @@ def _words(op: Operation) -> Iterator[Text]:
     yield Text(
         "Times the least: what an algorithm sends or receives, whichever is more, over the least bytes above; its "
         "rounds over the fewest that its ports allow, log2_ceiling(n) with one, 1 with a port for each peer, 2 through "
-        "a switch. A switch that adds may send less than the least."
+        "a switch. A switch that adds may send less than the least. Added up: by the busiest rank."
     )
-    forms = [amount for cost in costs(op) for amount in (cost.rounds, cost.sent, cost.received, cost.total)]
+    forms = [x for cost in costs(op) for x in (cost.rounds, cost.sent, cost.received, cost.total, cost.added)]
     for name, meaning in _FUNCTIONS.items():
         if any(amount.has(COUNTS[name]) for amount in forms):
             yield Text(f"{name}(n): {meaning}.")
+
+
+def _on_gloo(op: Operation, ranks: int) -> Iterator[Text]:
+    sent = SENT[op.calls[0]]
+    yield Text(
+        f"{HOW[op.name].capitalize()}. Its busiest rank sends {pretty(sent)}"
+        + (f" = {_number(in_payloads(sent, ranks), 'S')}" if sent.free_symbols - {S} else "")
+        + f", and each message has {FRAME_BYTES} B of frames. meshcost verify counts it."
+    )
 
 
 def _two_steps(ranks: int, glyphs: Glyphs, width: int) -> Iterator[RenderableType]:
@@ -256,6 +283,8 @@ def _spelled(op: Operation, ranks: int) -> Iterator[Text]:
     yield Text(f"torch.distributed  {op.torch}")
     yield Text(f"NCCL               {op.nccl}")
     yield Text(f"MPI                {op.mpi}")
+    if not op.lower_bound:
+        return
     factor = op.busbw_factor
     here = f" ({_number(in_payloads(factor, ranks))} here)" if factor.free_symbols else ""
     yield Text(f"nccl-tests         busbw = S / time * {pretty(factor)}{here}")

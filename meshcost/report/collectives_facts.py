@@ -1,13 +1,16 @@
 """The facts of a teaching page, as plain data: what each algorithm costs, and everything else that a page shows."""
 
+from collections.abc import Iterator
 from fractions import Fraction
 from functools import cache
+from math import prod
 from typing import Any, NamedTuple
 
 from sympy import Expr, Integer, Max, simplify
 from sympy.core.function import Application
 
-from meshcost.collectives import ALGORITHMS, DEFAULTS
+from meshcost.collectives import ALGORITHMS, DEFAULTS, Algorithm
+from meshcost.collectives.gloo import FRAME_BYTES, HOW, SENT
 from meshcost.collectives.operations import (
     OPERATIONS,
     Operation,
@@ -17,7 +20,7 @@ from meshcost.collectives.operations import (
     ring_difference,
     ring_limit,
 )
-from meshcost.collectives.optimality import Optimality, optimality
+from meshcost.collectives.optimality import Optimality, fitted, optimality
 from meshcost.errors import MeshcostError
 from meshcost.formula import pretty, value
 from meshcost.report.collectives_picture import plain
@@ -30,15 +33,29 @@ DRAWN = range(2, 17)
 GROWTH = (2, 4, 8, 64, 1024)
 
 
+class Share(NamedTuple):
+    """What some ranks of a group send and receive, as multiples of the payload S."""
+
+    ranks: tuple[int, ...]
+    sent: Fraction
+    received: Fraction
+
+
 class Cost(NamedTuple):
-    """What one algorithm costs: bytes by the busiest rank, bytes of the whole group, and rounds, in S and n."""
+    """What one algorithm costs, in S and n: bytes of the busiest rank and of the whole group, rounds, bytes added.
+
+    ``shares`` are the ranks that move alike, between as many ranks as are asked for; empty for a message to one rank.
+    """
 
     algorithm: str
     rounds: Expr
     sent: Expr
     received: Expr
     total: Expr
+    added: Expr
     to_bound: Expr
+    shares: tuple[Share, ...]
+    source: str
 
     def busy_sender(self, ranks: int) -> bool:
         """Whether the busiest rank sends at least as much as any receives."""
@@ -46,22 +63,46 @@ class Cost(NamedTuple):
 
 
 @cache
-def costs(op: Operation) -> tuple[Cost, ...]:
-    """List the algorithms that perform an operation.
+def costs(op: Operation, ranks: int = 4) -> tuple[Cost, ...]:
+    """List the algorithms that perform an operation; one that knows nodes stands on those that so many ranks fill.
 
     >>> [(cost.algorithm, cost.sent) for cost in costs(operation("all_reduce"))][:2]
     [('ring', 2*S*(n - 1)/n), ('tree', S*log2_ceiling(n))]
     """
     found = []
-    for name, algorithm in ALGORITHMS.items():
+    for name, stated in ALGORITHMS.items():
+        algorithm = fitted(stated, ranks)
         forms = [algorithm.forms[call] for call in op.calls if call in algorithm.forms]
         if forms:
             sent, received = Max(*(x.sent for x in forms)), Max(*(x.received for x in forms))
-            total, rounds = forms[0].total, forms[0].rounds
-            ratio = sent.xreplace({S: Integer(1)}) / op.lower_bound.xreplace({S: Integer(1)})
-            ratio = ratio if ratio.has(Application) else simplify(ratio)  # slow, and no shorter
-            found.append(Cost(name, rounds, sent, received, total, ratio))
+            first, ratio = forms[0], Integer(1)
+            if op.lower_bound:
+                ratio = sent.xreplace({S: Integer(1)}) / op.lower_bound.xreplace({S: Integer(1)})
+                ratio = ratio if ratio.has(Application) else simplify(ratio)  # slow, and no shorter
+            shares = tuple(_shares(algorithm, op.name, ranks)) if len(op.calls) == 1 else ()
+            found.append(
+                Cost(
+                    name,
+                    first.rounds,
+                    sent,
+                    received,
+                    first.total,
+                    first.added,
+                    ratio,
+                    shares,
+                    algorithm.source,
+                )
+            )
     return tuple(found)
+
+
+def _shares(algorithm: Algorithm, op: str, ranks: int) -> Iterator[Share]:
+    elements = ranks * prod(algorithm.cut(op, ranks))
+    alike: dict[tuple[int, int], list[int]] = {}
+    for at, moved in enumerate(algorithm.by_position(op, ranks, elements)):
+        alike.setdefault(moved, []).append(at)
+    for (sent, received), places in alike.items():
+        yield Share(tuple(places), Fraction(sent, elements), Fraction(received, elements))
 
 
 def in_payloads(amount: Expr, ranks: int) -> Fraction:
@@ -147,7 +188,12 @@ def as_dict(op: str | None = None, ranks: int = 4) -> dict[str, Any]:
             "source": found.bound_source,
         },
         "default": DEFAULTS[found.calls[0]],
-        "algorithms": {cost.algorithm: _plain_cost(cost, ranks) for cost in costs(found)},
+        "algorithms": {cost.algorithm: _plain_cost(cost, ranks) for cost in costs(found, ranks)},
+        "gloo": {
+            "how": HOW[found.name],
+            "sent": _figure(SENT[found.calls[0]], ranks),
+            "frame_bytes": FRAME_BYTES,
+        },
         "optimality": [_plain_row(row) for row in optimality(ranks, found.calls[0])],
         "busbw_factor": _figure(found.busbw_factor, ranks),
         "uses": [use._asdict() for use in USES[found.name]],
@@ -173,7 +219,12 @@ def _more(op: Operation, ranks: int) -> dict[str, Any]:
 
 def _plain_cost(cost: Cost, ranks: int) -> dict[str, Any]:
     named = cost._asdict()
-    return {key: _figure(amount, ranks) for key, amount in named.items() if key != "algorithm"}
+    figures = {key: _figure(amount, ranks) for key, amount in named.items() if isinstance(amount, Expr)}
+    by_rank = [
+        {"ranks": list(share.ranks), "sent": str(share.sent), "received": str(share.received), "unit": "S"}
+        for share in cost.shares
+    ]
+    return {**figures, "by_rank": by_rank, "source": cost.source}
 
 
 def _plain_row(row: Optimality) -> dict[str, Any]:

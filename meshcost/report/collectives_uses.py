@@ -161,6 +161,31 @@ _ALL_TO_ALL = (
     ),
 )
 
+_GATHER = (
+    Use(
+        "checkpoints, logging",
+        "now and then, in no step of a bill",
+        "each rank's part, to the one that writes",
+        "only one rank opens the file",
+    ),
+)
+_SCATTER = (
+    Use(
+        "loading",
+        "once, before the first step",
+        "each rank's part of what one rank has read",
+        "only one rank opens the file",
+    ),
+)
+_BARRIER = (
+    Use(
+        "checkpoints, measurements",
+        "now and then, in no step of a bill",
+        "nothing",
+        "nobody may go on before all are ready",
+    ),
+)
+
 #: By operation; the order is that of a page.
 USES: Mapping[str, tuple[Use, ...]] = MappingProxyType(
     {
@@ -171,6 +196,9 @@ USES: Mapping[str, tuple[Use, ...]] = MappingProxyType(
         "reduce_scatter": _REDUCE_SCATTER,
         "all_gather": _ALL_GATHER,
         "all_to_all": _ALL_TO_ALL,
+        "gather": _GATHER,
+        "scatter": _SCATTER,
+        "barrier": _BARRIER,
     }
 )
 
@@ -210,6 +238,14 @@ TRAPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "S is one rank's whole input, and 1/n of it never leaves that rank.",
             "The numbers hold for equal chunks. Where routing is uneven, the fullest rank sets the time.",
             "Several nodes: busbw exceeds the network card, because part of the traffic stays in the node.",
+        ),
+        "gather": (
+            "The root holds all of S: where it does not fit there, an all-gather does not help, either.",
+        ),
+        "scatter": ("torch takes a list of n tensors on the root, each of S / n.",),
+        "barrier": (
+            "It makes processes wait, not GPUs: what was started on a GPU before may still run.",
+            "Its cost is latency alone: rounds count, bytes do not.",
         ),
     }
 )

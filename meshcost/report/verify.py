@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from meshcost.errors import ExecutionError, MeshcostError
 from meshcost.measurement import Measurement, allowed_bytes
 from meshcost.report import words
 from meshcost.report.grid import Column, Grid
@@ -35,10 +36,14 @@ _NATIVE = (
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """All rows of a run as a rich renderable: a table with one line for each call, and wrong ranks in full."""
+    """All rows of a run as a rich renderable: a table with one line for each call, and wrong ranks in full.
+
+    A run that did not come to its end is not ``finished``.
+    """
 
     rows: Sequence[Measurement]
     notes: Sequence[str] = ()
+    finished: bool = True
     ascii_only: bool | None = None
     each_rank: bool = False
 
@@ -94,8 +99,11 @@ class Verdict:
             if most
             else ", every byte as predicted"
         )
-        verdict = f"all {words.plural(calls, 'call')} right: results checked{said if counted else ''}."
-        return Text(verdict, style=_RIGHT)
+        which = f"all {words.plural(calls, 'call')}" if calls > 1 else "the call"
+        if not self.finished:
+            which = f"{words.plural(calls, 'call')} before it stopped"
+        verdict = f"{which} right: results checked{said if counted else ''}."
+        return Text(verdict, style=_RIGHT if self.finished else "")
 
     def _footnotes(self) -> Iterator[Text]:
         counters = sorted({row.counter for row in self.rows})
@@ -172,11 +180,20 @@ def _off(row: Measurement) -> str:
 
 
 def _speed(bytes_per_second: float) -> str:
-    return f"{bytes_per_second / 1e9:.2f} GB/s" if bytes_per_second else words.NOTHING
+    return f"{size(round(bytes_per_second))}/s" if bytes_per_second else words.NOTHING
 
 
-def as_dict(rows: Iterable[Measurement], notes: Sequence[str] = ()) -> dict[str, Any]:
-    """The rows as JSON values, with what was allowed and the verdict of each."""
+class Watched(NamedTuple):
+    """What came of a run: its rows, and why it ended before its end, if it did."""
+
+    rows: list[Measurement]
+    trouble: MeshcostError | None = None
+
+
+def as_dict(
+    rows: Iterable[Measurement], notes: Sequence[str] = (), trouble: MeshcostError | None = None
+) -> dict[str, Any]:
+    """The rows as JSON values, with what was allowed and the verdict of each; ``errors`` say why it did not finish."""
     found: list[dict[str, Any]] = [
         row.as_dict()
         | {
@@ -186,8 +203,9 @@ def as_dict(rows: Iterable[Measurement], notes: Sequence[str] = ()) -> dict[str,
         for row in rows
     ]
     return {
-        "passed": bool(found) and all(row["passed"] for row in found),
+        "passed": trouble is None and bool(found) and all(row["passed"] for row in found),
         "notes": list(notes),
+        "errors": list(trouble.problems) if trouble else [],
         "rows": found,
     }
 
@@ -198,15 +216,15 @@ def watch(
     *,
     total: int,
     shown: bool = True,
-) -> list[Measurement]:
-    """Collect the rows of a run; ``run`` takes what it calls after each call.
+) -> Watched:
+    """Collect the rows of a run; ``run`` takes what it calls after each call. What was measured before an error is kept.
 
     On the error stream, the notes are said before anything starts, and a progress bar where a person looks.
     """
     console = Console(stderr=True, highlight=False)
     if shown:
         for note in notes:
-            console.print(note, style="dim")
+            console.print(note, style="dim", soft_wrap=not console.is_terminal)
     columns = (
         TextColumn("verify"),
         BarColumn(),
@@ -214,6 +232,7 @@ def watch(
         TimeRemainingColumn(),
         TextColumn("{task.description}"),
     )
+    rows: list[Measurement] = []
     with Progress(
         *columns, console=console, transient=True, disable=not (shown and console.is_terminal)
     ) as bar:
@@ -222,4 +241,11 @@ def watch(
         def advance(case: Any) -> None:
             bar.update(task, advance=1, description=f"{case.op} over {case.ranks} ranks")
 
-        return list(run(advance))
+        try:
+            for row in run(advance):
+                rows.append(row)  # noqa: PERF402 - what came before an error has to stay
+        except MeshcostError as error:
+            return Watched(rows, error)
+        except KeyboardInterrupt:
+            return Watched(rows, ExecutionError("interrupted."))
+    return Watched(rows)

@@ -34,9 +34,10 @@ LAUNCHER = {
     "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29511",
     "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1",
 }  # fmt: skip
+#: The second way needs no privilege where the kernel allows it; one of them is enough.
 WAYS = {
-    "root": (["unshare", "--net", "--mount"], "CAP_SYS_ADMIN (root)"),
-    "user": (["unshare", "--map-root-user", "--net", "--mount"], "unprivileged user namespaces"),
+    "CAP_SYS_ADMIN (root)": ["unshare", "--net", "--mount"],
+    "unprivileged user namespaces": ["unshare", "--map-root-user", "--net", "--mount"],
 }
 
 
@@ -44,24 +45,27 @@ def environment(**values):
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **values}
 
 
-def verify(way, *options, **values):
+def way_in():
+    """How this user may make network namespaces."""
     missing = [tool for tool in ("unshare", "ip", "mount") if shutil.which(tool) is None]
     if missing:
         pytest.skip(f"needs the tools {', '.join(missing)}")
-    enter, privilege = WAYS[way]
-    probe = [*enter, "sh", "-ec", "mount -t tmpfs tmpfs /run && ip link add b0 type bridge"]
-    if subprocess.run(probe, capture_output=True, check=False, timeout=20).returncode:
-        pytest.skip(f"network namespaces need {privilege}, which this kernel or user does not give")
-    command = [sys.executable, "-m", "meshcost", "verify", "--timeout", "20", *options]
-    return subprocess.run(
-        [*enter, "sh", "-ec", HOSTS, "hosts", *command], capture_output=True, text=True, check=False, timeout=100,
-        env=environment(**LAUNCHER, **values),
+    for enter in WAYS.values():
+        probe = [*enter, "sh", "-ec", "mount -t tmpfs tmpfs /run && ip link add b0 type bridge"]
+        if subprocess.run(probe, capture_output=True, check=False, timeout=20).returncode == 0:
+            return enter
+    pytest.skip(f"network namespaces need {' or '.join(WAYS)}, which this kernel or user does not give")
+
+
+def test_hosts_agree_with_the_forms_and_with_their_wires():
+    command = [
+        sys.executable, "-m", "meshcost", "verify", "--timeout", "40", "--op", "all_reduce,broadcast", "--size", "300000",
+        "--format", "json",
+    ]  # fmt: skip
+    done = subprocess.run(
+        [*way_in(), "sh", "-ec", HOSTS, "hosts", *command], capture_output=True, text=True, check=False, timeout=150,
+        env=environment(**LAUNCHER),
     )  # fmt: skip
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_hosts_agree_with_the_forms_and_with_their_wires(way):
-    done = verify(way, "--op", "all_reduce,broadcast", "--size", "300000", "--format", "json")
     document = json.loads(done.stdout)
     assert document["passed"], done.stderr
     assert {(row["op"], row["rank"], row["ranks"]) for row in document["rows"]} == {

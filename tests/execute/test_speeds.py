@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from meshcost import Job, analyze
 from meshcost.clusters import clusters, read_cluster
 from meshcost.clusters.fit import Point, fit
-from meshcost.errors import JobError, MeshcostError
+from meshcost.errors import ExecutionError, JobError, MeshcostError
+from meshcost.execute.command import Request
 from meshcost.execute.saving import cluster_of, save
 from meshcost.measurement import Measurement
 from meshcost.timing import seconds, seconds_by_stage
@@ -100,6 +101,40 @@ def test_what_is_saved_is_read_back(tmp_path):
     assert speed.latency.seconds == pytest.approx(5e-6, rel=1e-3)
     assert set(cluster.link("intra_node").operations) == {"all_reduce"}
     assert cluster.gpus_per_node == 2
+
+
+def test_speeds_of_one_host_and_of_several_meet_in_one_file(tmp_path, monkeypatch, run):
+    """Within a node it is enough; a job on two nodes is refused in one sentence until those between nodes are added."""
+    path, job = tmp_path / "mine.yaml", tmp_path / "job.yaml"
+    measured = rows("all_reduce", (10**5, 10**6)) + rows("barrier", (0,))
+    for ranks, lines, passes in ((2, 0, True), (4, 1, False)):
+        said = Request(save=path).finish(measured)[0] if ranks == 2 else ""
+        assert ("a job on more than 2 ranks needs those between nodes" in said) == (ranks == 2)
+        job.write_text(
+            f"model: gpt2\nparallel: {{data: {ranks}}}\nbatch: {{sequence: 64, global_batch: {ranks}}}\n"
+        )
+        done = run("analyze", job, "--cluster", path)
+        assert ((done.code == 0), done.err.count("\n")) == (passes, lines), done.err
+    assert "links.inter_node" in done.err
+    launcher = {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "x",
+        "MASTER_PORT": "1",
+    }
+    for name, text in launcher.items():
+        monkeypatch.setenv(name, text)
+    assert Request(save=path).finish(measured) == [
+        f"wrote {path}: latency and bandwidth of each operation; in a job: cluster: {path}. It has links inside a node "
+        "and between nodes."
+    ]
+    assert run("analyze", job, "--cluster", path).code == 0
+
+
+def test_calls_without_bytes_cannot_be_fitted(tmp_path):
+    with pytest.raises(ExecutionError, match="a fit needs two sizes"):
+        Request(save=tmp_path / "mine.yaml").finish(rows("barrier", (0,)))
 
 
 def test_a_slower_link_and_more_rounds_take_longer():

@@ -5,15 +5,21 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
 pytest.importorskip("torch")
 
+from meshcost.collectives import ALGORITHMS
 from meshcost.errors import ExecutionError
+from meshcost.execute import crew, plan
+from meshcost.execute.crew import Fault
 from meshcost.execute.plan import OPERATIONS, Case, cases, schedules
 from meshcost.execute.verify import Settings, verify
 from meshcost.measurement import from_dict
+from meshcost.report.verify import Verdict, as_dict, watch
 
 pytestmark = [pytest.mark.gloo, pytest.mark.xdist_group("gloo")]
 FAST = Settings(timeout=40, iterations=1)
@@ -31,8 +37,38 @@ def meshcost(**more):
     )
 
 
-def test_every_operation_sends_what_is_predicted():
-    rows = list(verify(cases(ranks=(2, 3, 5, 8), sizes=(1200, 2**20)), FAST))
+#: What is measured once, with one start of ranks: each part is a law of its own.
+PARTS = {
+    "operations": cases(ranks=(2, 3, 5, 8), sizes=(1200, 2**20)),
+    "large": cases(["all_reduce", "reduce", "all_to_all"], [3], [8 * 2**20]),
+    "tiny": cases(["all_reduce", "broadcast", "reduce", "send_recv"], [3], [4])
+    + schedules(["all_reduce", "broadcast"], [3], [4]),
+    "schedules": schedules(ranks=(3, 4), sizes=(4800,)),
+    "groups": [Case("all_reduce", members, 6000) for members in ((0, 2), (1, 3), (1, 2, 3))],
+    "roots": [
+        Case(op, (0, 1, 2), 3 * 4096, root=root)
+        for op in ("broadcast", "reduce", "gather", "scatter", "send_recv")
+        for root in (1, 2)
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def measured():
+    """The rows of each part."""
+    rows, by_case = [], {}
+
+    def finished(case):
+        by_case[case] = list(rows)
+        rows.clear()
+
+    for row in verify([case for part in PARTS.values() for case in part], FAST, progress=finished):
+        rows.append(row)  # noqa: PERF402 - it is emptied after each call
+    return {part: [row for case in PARTS[part] for row in by_case[case]] for part in PARTS}
+
+
+def test_every_operation_sends_what_is_predicted(measured):
+    rows = measured["operations"]
     assert {row.op for row in rows} == set(OPERATIONS)
     assert [row for row in rows if not row.correct] == []
     assert [row for row in rows if not row.agrees] == []
@@ -41,42 +77,35 @@ def test_every_operation_sends_what_is_predicted():
         assert len(off) <= len(rows) // 50, "more than an odd late answer"
 
 
-def test_large_payloads_are_within_a_thousandth():
-    rows = list(verify(cases(["all_reduce", "reduce", "all_to_all"], [3], [8 * 2**20]), FAST))
-    assert all(row.passed for row in rows)
-    assert all(abs(row.off_share or 0) <= 0.001 for row in rows)
+def test_large_payloads_are_within_a_thousandth(measured):
+    assert all(row.passed for row in measured["large"])
+    assert all(abs(row.off_share or 0) <= 0.001 for row in measured["large"])
 
 
-def test_every_schedule_of_the_shelf_is_the_native_collective():
-    planned = schedules(ranks=(3, 4), sizes=(4800,))
-    rows = list(verify(planned, FAST))
-    assert len({case.algorithm for case in planned}) > 8
-    assert [(row.op, row.algorithm, row.rank) for row in rows if not row.passed] == []
+def test_every_schedule_of_the_shelf_is_the_native_collective(measured):
+    alone = {
+        (op, name) for name, x in ALGORITHMS.items() if not x.switch for op in x.forms if op in OPERATIONS
+    }
+    assert {(row.op, row.algorithm) for row in measured["schedules"]} == alone
+    assert [(row.op, row.algorithm, row.rank) for row in measured["schedules"] if not row.passed] == []
 
 
-def test_any_rank_may_be_the_root_and_a_group_may_be_any_ranks():
-    planned = [Case("all_reduce", members, 6000) for members in ((0, 2), (1, 3), (1, 2, 3))]
-    planned += [
-        Case(op, (0, 1, 2), 3 * 4096, root=root)
-        for op in ("broadcast", "reduce", "gather", "scatter", "send_recv")
-        for root in (1, 2)
-    ]
-    assert all(row.passed for row in verify(planned, FAST))
+@pytest.mark.parametrize("part", ["tiny", "groups", "roots"])
+def test_any_rank_may_be_the_root_a_group_may_be_any_ranks_and_one_element_be_all(part, measured):
+    assert [(row.op, row.algorithm, row.rank) for row in measured[part] if not row.passed] == []
+    assert len({row.rank for row in measured[part]}) == 1 + max(row.rank or 0 for row in measured[part])
 
 
-def test_a_wrong_prediction_is_found_and_said():
-    from io import StringIO
-
-    from rich.console import Console
-
-    from meshcost.report.verify import Verdict
-
-    def textbook(case, position):
-        return replace(case.predict(position), sent_payload=case.payload_bytes // 2)
-
-    rows = list(verify(cases(["reduce_scatter"], [2], [2**20]), FAST, predict=textbook))
+def test_a_wrong_prediction_is_found_and_said(monkeypatch, run):
+    real = plan.traffic
+    monkeypatch.setattr(
+        plan, "traffic", lambda *call, **size: replace(real(*call, **size), sent_payload=2**19)
+    )
+    done = run("verify", "--op", "reduce_scatter", "--ranks", "2", "--size", "1MiB", "--format", "json")
+    rows = [from_dict(row) for row in json.loads(done.out)["rows"]]
     if rows[0].counter != "tcp_info":
         pytest.skip("this kernel does not count bytes per socket")
+    assert done.code == 1
     assert not any(row.passed for row in rows)
     page = StringIO()
     Console(file=page, width=160, force_terminal=True, color_system="standard").print(Verdict(rows))
@@ -136,7 +165,15 @@ def test_without_torch_there_is_one_sentence(tmp_path):
         (["--ranks", "1"], "--ranks 1: choose 2 to"),
         (["--ranks", "two"], "--ranks two: not numbers"),
         (["--size", "8 MeB"], "--size 8 MeB: not a size"),
-        (["--size", "4"], "less than one element for each rank"),
+        (["--op", "Broadcst"], "Did you mean broadcast?"),
+        (["--size", "4"], "--size 4: scatter needs 4 B for each of 4 ranks. Choose 16 or more."),
+        (
+            ["--size", "0", "--op", "all_reduce"],
+            "--size 0: all_reduce needs an element of 4 B. Choose 4 or more.",
+        ),
+        (["--resume"], "name it with --results"),
+        (["--save", "speeds.txt"], "ends in .yaml"),
+        (["--save", "no-such-folder/speeds.yaml"], "there is no folder no-such-folder"),
         (["--backend", "mpi"], "choose gloo or nccl"),
         (["--export", "osu"], "choose nccl-tests or param"),
         (["--ranks", "1000", "--size", "1GiB"], "of memory, and only"),
@@ -150,9 +187,78 @@ def test_a_mistake_is_one_sentence(options, said, run):
     assert "Traceback" not in done.err
 
 
-def test_other_programs_measure_the_same_calls(run):
-    done = run("verify", "--export", "nccl-tests", "--op", "all_to_all", "--ranks", "8", "--size", "1MiB")
-    assert done.out == "./build/alltoall_perf -b 1048576 -e 1048576 -g 8 -d float -n 20 -c 1\n"
+USUAL = "-d float -n 20 -c 1"
+CHOICES = ("ring", "tree", "direct", "rabenseifner", "chain")
+
+
+@pytest.mark.parametrize(
+    ("tool", "options", "lines"),
+    [
+        (
+            "nccl-tests",
+            ["--op", "All-to-all", "--ranks", "8", "--size", "1MiB"],
+            ["./build/alltoall_perf -b 1048576 -e 1048576 -g 8 -d float -n 20 -c 1"],
+        ),
+        (
+            "nccl-tests",
+            ["--op", "reduce,send_recv,barrier", "--ranks", "16", "--size", "1MiB"],
+            [
+                "mpirun -np 16 -N 8 ./build/reduce_perf -b 1048576 -e 1048576 -g 1 -d float -n 20 -c 1",
+                "# send_recv: sendrecv_perf sends from every rank at once, here one rank sends to one other",
+                "# barrier: nccl-tests has no program for it",
+            ],
+        ),
+        (
+            "nccl-tests",
+            ["--op", "all_gather", "--ranks", "3", "--size", "500"],
+            [f"./build/all_gather_perf -b 492 -e 492 -g 3 {USUAL}  # cuts chunks to whole 16 B, so it takes 480 B"],
+        ),
+        (
+            "param",
+            ["--op", "reduce_scatter,send_recv", "--ranks", "2", "--size", "4KiB"],
+            [
+                "mpirun -np 2 ./comms.py --master-ip 127.0.0.1 --b 4096 --e 4096 --f 2 --n 20 --z 1 " + name
+                for name in ("--collective reduce_scatter_base", "--pt2pt one2one --src-ranks 0 --dst-ranks 1")
+            ],
+        ),
+        (
+            "param",
+            ["--op", "reduce", "--ranks", "2", "--size", "4KiB", "--schedules"],
+            [f"# reduce as {name}: param runs what its library chooses" for name in CHOICES],
+        ),
+    ],
+)  # fmt: skip
+def test_other_programs_measure_the_same_calls(tool, options, lines, run):
+    assert run("verify", "--export", tool, *options).out.splitlines() == lines
+
+
+def test_what_was_measured_before_an_error_is_shown():
+    row = from_dict({**dict.fromkeys(KEYS, 0), "op": "reduce", "ranks": 2, "rank": 0, "correct": True})
+
+    def stops(progress):
+        yield row
+        raise ExecutionError("rank 1 failed.")
+
+    rows, trouble = watch(stops, [], total=2)
+    assert (rows, str(trouble)) == ([row], "rank 1 failed.")
+    document = as_dict(rows, [], trouble)
+    assert (document["passed"], document["errors"], len(document["rows"])) == (False, ["rank 1 failed."], 1)
+    page = StringIO()
+    Console(file=page, width=160).print(Verdict(rows, finished=False))
+    assert "1 call before it stopped right" in page.getvalue()
+
+
+def test_ranks_that_are_not_forked_are_watched_too(monkeypatch):
+    """As on macOS, where each of them is a program of its own."""
+    starts = "import sys; from meshcost.execute.nursery import main; main([int(x) for x in sys.argv[1:]], forks=False)"
+    monkeypatch.setattr(crew, "NURSERY", ("-c", starts))
+    with pytest.raises(ExecutionError, match="rank 1 was ended by SIGKILL in barrier over 2 ranks"):
+        list(
+            verify(
+                [Case("reduce", (0, 1), 4), Case("barrier", (0, 1), 0)],
+                replace(FAST, fault=Fault(1, "SIGKILL", "barrier")),
+            )
+        )
 
 
 def test_more_ranks_than_memory_holds_are_refused_before_they_start():

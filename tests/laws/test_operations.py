@@ -7,7 +7,10 @@ from hypothesis import strategies as st
 from sympy import Expr, Integer, simplify
 
 from meshcost.collectives.operations import (
+    GATHER,
     OPERATIONS,
+    OTHERS,
+    SCATTER,
     Cell,
     Operation,
     apply,
@@ -22,7 +25,8 @@ from meshcost.ledger import OPERATIONS as CALLS
 from meshcost.symbols import S, n
 
 SIZES = (*range(2, 10), 16, 33)
-every_operation = pytest.mark.parametrize("op", OPERATIONS.values(), ids=OPERATIONS)
+MOVING = {**OPERATIONS, "gather": GATHER, "scatter": SCATTER}
+every_operation = pytest.mark.parametrize("op", MOVING.values(), ids=MOVING)
 
 
 def expected(op: str, data: np.ndarray) -> np.ndarray:
@@ -38,6 +42,8 @@ def expected(op: str, data: np.ndarray) -> np.ndarray:
         "reduce_scatter": lambda: np.where(own, total, nothing),
         "all_gather": lambda: np.tile(np.diag(data), (ranks, 1)),
         "all_to_all": lambda: data.T,
+        "gather": lambda: np.where(first, np.diag(data), nothing),
+        "scatter": lambda: np.where(own, data[0], nothing),
     }[op]()
 
 
@@ -97,7 +103,7 @@ def must_move(op: Operation, ranks: int) -> float:
     arriving = [
         sum(any(source != rank for source, _ in cell or ()) for cell in row) for rank, row in enumerate(after)
     ]
-    return max(*map(len, leaving), sum(arriving) / ranks)
+    return max(*map(len, leaving), max(arriving) if op is GATHER else sum(arriving) / ranks)
 
 
 @every_operation
@@ -158,6 +164,8 @@ PUBLISHED = {
     "reduce_scatter": (n - 1) / n,
     "all_gather": (n - 1) / n,
     "all_to_all": (n - 1) / n,
+    "gather": (n - 1) / n,
+    "scatter": (n - 1) / n,
 }
 
 
@@ -179,7 +187,7 @@ def test_an_operation_is_found_by_every_spelling(op: Operation):
 @given(st.text(max_size=30))
 def test_anything_else_is_refused_in_one_sentence(name: str):
     spelled = name.strip().lower().replace("-", "_")
-    if spelled in OPERATIONS or spelled in CALLS:
+    if spelled in OPERATIONS or spelled in OTHERS or spelled in CALLS:
         return
     with pytest.raises(UnknownAlgorithm) as caught:
         operation(name)

@@ -47,7 +47,7 @@ def test_gloo_sent_what_the_form_says(op, ranks, tensor_bytes, rank, sent, recei
 
 
 @pytest.mark.parametrize(
-    "op", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "scatter"]
+    "op", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "scatter"]
 )
 @pytest.mark.parametrize("ranks", range(2, 34))
 def test_the_busiest_rank_sends_the_closed_form(op, ranks):
