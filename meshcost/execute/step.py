@@ -44,14 +44,15 @@ class Step:
     def check(self, *, free: int | None = None, cores: int | None = None) -> None:
         """Raise ExecutionError, with what to reduce, unless this machine can start all ranks of the job."""
         free = free_bytes() if free is None else free
-        most = min(fitting_ranks(free, self.largest), _RANKS_PER_CORE * (cores or os.cpu_count() or 1))
+        fitting, alive = fitting_ranks(free, self.largest), _RANKS_PER_CORE * (cores or os.cpu_count() or 1)
         axes = {axis: size for axis, size in self.ledger.mesh.axes.items() if size > 1}
-        if self.world > most:
+        if self.world > min(fitting, alive):
             widest = max(axes, key=lambda axis: axes[axis])
+            or_cap = " or --cap" if alive >= self.world else ""
             raise ExecutionError(
-                f"the job has {self.world:,} ranks, and this machine can start {most:,} with "
-                f"{human_bytes(self.largest)} each. Reduce parallel.{widest}.size (now {axes[widest]:,}) or --cap, or run "
-                "it under torchrun on more machines."
+                f"the job has {self.world:,} ranks, and this machine can start {min(fitting, alive):,} with "
+                f"{human_bytes(self.largest)} each. Reduce parallel.{widest}.size (now {axes[widest]:,}){or_cap}, or run it "
+                "under torchrun on more machines."
             )
         calls = max((totals.calls for totals in self.ledger.by_stage), default=0)
         if calls > MOST_CALLS:
