@@ -31,7 +31,7 @@ ENTRY_POINTS = "meshcost.strategies"
 class Parallel(BaseModel):
     """A layout: one strategy for each axis, and the order of the axes in the rank number, innermost first."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
 
     data: DataParallel = DataParallel()
     tensor: TensorParallel = TensorParallel()

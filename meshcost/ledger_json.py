@@ -23,7 +23,7 @@ from meshcost.program import Program
 from meshcost.schedule import PLACEMENT, Schedule
 from meshcost.sharding import Sharding
 from meshcost.symbols import ALPHABET
-from meshcost.torch_program import Bucket, TorchProgram
+from meshcost.torch_program import Reduction, TorchProgram
 from meshcost.torch_schedule import is_listed, refused
 
 FORMAT = 1
@@ -37,7 +37,7 @@ Text = Annotated[str, Field(max_length=20_000)]
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class _Formula(_Record):
@@ -115,8 +115,8 @@ class _Program(_Record):
     schedule: _Schedule
     units: tuple[tuple[tuple[str, Natural], ...], ...]
     sharding: Sharding | None = None
-    buckets: tuple[tuple[Bucket, ...], ...] = ()
-    buckets_every: bool = False
+    reductions: tuple[tuple[Reduction, ...], ...] = ()
+    reduces_every: bool = False
     updates: tuple[tuple[Text, ...], ...] = ()
     votes: bool = False
 
@@ -165,7 +165,7 @@ def _around(program: Program) -> dict[str, Any]:
     return {name: plain[name] for name in _AROUND}
 
 
-_AROUND = ("sharding", "buckets", "buckets_every", "updates", "votes")
+_AROUND = ("sharding", "reductions", "reduces_every", "updates", "votes")
 
 
 def _totals(ledger: Ledger) -> dict[str, Any]:
@@ -265,7 +265,7 @@ def _read_program(record: _Program, mesh: Mesh) -> Program:
         raise LedgerError("program: too many micro-batches, or not one list of units for each virtual stage.")
     if sum(number for units in record.units for _, number in units) > MOST_UNITS:
         raise LedgerError(f"program.units: more than {MOST_UNITS} units.")
-    if not record.model_fields_set & {"sharding", "buckets"}:
+    if not record.model_fields_set & {"sharding", "reductions"}:
         return Program(schedule, record.units)
     return _read_torch_program(schedule, record)
 
@@ -274,7 +274,7 @@ def _read_torch_program(schedule: Schedule, record: _Program) -> Program:
     """Read what torch calls around the units; every place has to be one of its stage."""
     groups = record.sharding.stages if record.sharding else ()
     spans = [[(x.enter, x.leave) for x in stage] for stage in groups]
-    spans = spans or [[(x.ready, x.ready) for x in stage] for stage in record.buckets]
+    spans = spans or [[(x.ready, x.ready) for x in stage] for stage in record.reductions]
     lists = [x for x in (spans, record.updates) if x]
     if any(len(x) != len(record.units) or sum(map(len, x)) > MOST_UNITS for x in lists):
         raise LedgerError("program: not one list of groups or buckets for each virtual stage, or too many.")

@@ -1,7 +1,8 @@
 """The program of one rank under PyTorch: what fully_shard and DistributedDataParallel call around the units of a stage.
 
 They call when a pass enters a unit or leaves it, so their calls are parts of the walk, named ``gather X``, ``regather X``,
-``scatter X`` (a group of fully_shard) and ``bucket X`` (gradients that are reduced together).
+``scatter X`` (a group of fully_shard), ``bucket X`` (gradients that are reduced together) and ``partial X`` (one that is
+made whole before).
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,29 +18,31 @@ VOTE = "vote"
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class Reduction:
     """Gradients that are reduced together, once backward has passed the unit at ``ready`` in its stage.
 
-    ``late``: not before the whole backward has ended.
+    ``part`` is what the walk calls it. ``late``: not before the whole backward has ended. ``every``: in each micro-batch,
+    also where others wait for the last.
     """
 
-    name: str
+    part: str
     ready: int
     late: bool = False
+    every: bool = False
 
 
 @dataclass(frozen=True)
 class TorchProgram(Program):
-    """A program with the groups of fully_shard, or with the buckets of each virtual stage in the order of their calls.
+    """A program with the groups of fully_shard, or with the reductions of each virtual stage in the order of their calls.
 
-    ``buckets_every``: buckets are reduced after every micro-batch, not only the last. ``updates`` are the calls in which
+    ``reduces_every``: buckets are reduced after every micro-batch, not only the last. ``updates`` are the calls in which
     each virtual stage's updated weights are handed out at the end of the step, in order: parts named ``update X``.
     ``votes``: it is the first step, in which stages agree on what they will send.
     """
 
     sharding: Sharding | None = None
-    buckets: tuple[tuple[Bucket, ...], ...] = ()
-    buckets_every: bool = False
+    reductions: tuple[tuple[Reduction, ...], ...] = ()
+    reduces_every: bool = False
     updates: tuple[tuple[str, ...], ...] = ()
     votes: bool = False
 
@@ -50,7 +53,7 @@ class TorchProgram(Program):
             parts = _Walk(self, rank).listed()
         else:
             parts = super().walk(rank) if self.sharding is None else _Walk(self, rank).in_order()
-        yield from self._with_buckets(rank, parts) if self.buckets else parts
+        yield from self._with_reductions(rank, parts) if self.reductions else parts
 
     def finish(self, rank: int) -> Iterator[Part]:
         """Yield what comes after the last micro-batch; at its end, the updates."""
@@ -71,26 +74,27 @@ class TorchProgram(Program):
             for part in (*self.message(rank, action, "others"), *self.message(rank, action, "send")):
                 yield replace(part, unit=f"{VOTE} {part.phase}", phase="forward")
 
-    def _with_buckets(self, rank: int, parts: Iterator[Part]) -> Iterator[Part]:
-        """Follow each backward part by the buckets that are ready then; a stage's first forward is its ``begin``."""
-        ready: dict[str, list[Part]] = {}
+    def _with_reductions(self, rank: int, parts: Iterator[Part]) -> Iterator[Part]:
+        """Follow each backward part by what is ready to be reduced then; a stage's first forward is its ``begin``."""
+        ready: dict[str, list[Reduction]] = {}
         begins: dict[str, Part] = {}
         for stage in self.schedule.hosted(rank):
             labels = [label for _, label in self.labelled(stage)]
             if labels:
                 begins[labels[0]] = Part(f"begin {stage}", "forward", 0, f"stage {stage}")
-            for bucket in self.buckets[stage]:
-                part = Part(f"bucket {bucket.name}", "backward", 0, bucket.name)
-                ready.setdefault(MICRO_BATCH if bucket.late else labels[bucket.ready], []).append(part)
+            for call in self.reductions[stage]:
+                ready.setdefault(MICRO_BATCH if call.late else labels[call.ready], []).append(call)
         for part in parts:
             if part.phase == "forward" and part.first and part.label in begins:
                 yield begins[part.label]
             yield part
             ends = part.label == MICRO_BATCH and part.micro_batch == self.schedule.micro_batches - 1
-            is_due = part.last or self.buckets_every or ends
-            if part.phase == "backward" and is_due and part.unit != "boundary":
+            is_due = part.last or self.reduces_every or ends
+            if part.phase == "backward" and part.unit != "boundary":
                 for call in ready.get(part.label, ()):
-                    yield replace(call, micro_batch=part.micro_batch)
+                    if is_due or call.every:
+                        label = call.part.partition(" ")[2]
+                        yield Part(call.part, "backward", part.micro_batch, label)
 
 
 class _Walk:

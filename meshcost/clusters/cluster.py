@@ -27,7 +27,7 @@ class Cluster(BaseModel):
     50000000000.0
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     name: str = "unnamed"
     accelerator: str = ""

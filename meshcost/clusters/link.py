@@ -17,7 +17,7 @@ _Source = Annotated[str, Field(min_length=8)]
 
 
 class _Written(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class Bandwidth(_Written):

@@ -118,9 +118,10 @@ def _clip(weights: Sequence[nn.Parameter], options: TorchOptions, axes: Axes) ->
             key = weight.grad.device_mesh if isinstance(weight.grad, DTensor) else None
             groups.setdefault(key, []).append(weight)
     squares = []
-    for group in groups.values():
+    # Also in a stage that holds no gradients, as one whose DTensors were wrapped: the others wait for its sum.
+    for group in groups.values() or ([],):
         norm = nn.utils.clip_grad_norm_(group, 1.0, foreach=options.clip_foreach)
         squares.append((norm.full_tensor() if isinstance(norm, DTensor) else norm) ** 2)
     pipeline = axes.group("pipeline")
-    if pipeline is not None and squares:
+    if pipeline is not None:
         dist.all_reduce(torch.stack([square.float() for square in squares]).sum(), group=pipeline)

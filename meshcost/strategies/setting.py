@@ -54,7 +54,7 @@ TokenDtype = Annotated[
 class Options(BaseModel):
     """Base of everything a person writes: frozen, and unknown fields are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class Batch(Options):

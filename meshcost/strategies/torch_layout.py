@@ -90,6 +90,11 @@ def is_partial(view: View, weight: Weight) -> bool:
     return view.setting.makes_new(weight)
 
 
+def partial_name(weight: Weight) -> str:
+    """Name the part of the walk in which the gradient of such a weight is summed: weights of one size are one event."""
+    return f"partial sum of {weight.count} elements"
+
+
 def is_trained(view: View, weight: Weight) -> bool:
     """Whether torch computes a gradient of a weight, even of a frozen one.
 

@@ -43,7 +43,7 @@ class TorchOptions(BaseModel):
     whose results a selective policy saves, so that they are not repeated.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     # which step: null is every step after the first few, in which torch still finds things out
     step: Annotated[int, Field(strict=True, ge=0)] | None = None

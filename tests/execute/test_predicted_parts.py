@@ -46,6 +46,9 @@ TENSOR = {"tensor": {"size": 2, "sequence_parallel": True}}
 STAGES = {"pipeline": {"size": 2, "schedule": "1f1b"}}
 FROZEN = ("model.embed_tokens.*", "model.layers.0.*")
 
+#: So small that the gradients of norms, which tensor parallelism leaves as partial sums, fall into several.
+BUCKETS = {"bucket_cap_mb": 0.02}
+
 
 def job(
     model: dict[str, Any], parallel: dict[str, Any], micro_batches: int = 1, batch: int = 2, **more: Any
@@ -118,6 +121,8 @@ TOGETHER = {
     "shards without a plan for ends": job(
         DENSE, {**fsdp(2), "tensor": {"size": 2, "vocabulary_parallel": False}}, recompute="full"
     ),
+    "replicas": job(DENSE, {"data": 2, **TENSOR}, micro_batches=2, torch=BUCKETS),
+    "stages of replicas": job(DENSE, {"data": 2, **STAGES, **TENSOR}, micro_batches=2, torch=BUCKETS),
     "stages": job(DENSE, {**STAGES, **TENSOR}, micro_batches=2),
     "stages of shards": job(DENSE, {**fsdp(2), **STAGES, **TENSOR}, micro_batches=2, precision=MIXED),
 }
@@ -126,9 +131,9 @@ CASES = {**RINGS, **EXPERTS, **TOGETHER}
 
 def steps(asked: Job) -> int:
     """Steps until one is like the next: stages vote in the first, DistributedDataParallel makes its buckets anew."""
-    if asked.parallel.pipeline.size > 1:
-        return 2
-    return 1 if asked.parallel.data.strategy == "fsdp" else 3
+    if asked.parallel.data.strategy == "ddp" and asked.parallel.data.size > 1:
+        return 3
+    return 2 if asked.parallel.pipeline.size > 1 else 1
 
 
 #: Cases of which others tell most: not between two edits.

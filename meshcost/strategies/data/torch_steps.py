@@ -1,16 +1,17 @@
 """The program of a step under PyTorch: the groups of fully_shard, or the buckets of DistributedDataParallel."""
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from meshcost.program import Program
-from meshcost.strategies.data.buckets import bucket_name, buckets, reduced
+from meshcost.strategies.data.buckets import Filled, arriving, bucket_name, buckets, late_weights, reduced
 from meshcost.strategies.data.fully_shard import sharding_of
 from meshcost.strategies.data.options import syncs_every
 from meshcost.strategies.data.torch_replicated import handed_out
-from meshcost.strategies.torch_layout import replicates, shards_weights
+from meshcost.strategies.torch_layout import is_partial, partial_name, replicates, shards_weights
 from meshcost.strategies.view import View
-from meshcost.torch_program import Bucket, TorchProgram
+from meshcost.torch_program import Reduction, TorchProgram
 
 
 def torch_program(view: View) -> Program:
@@ -27,22 +28,43 @@ def torch_program(view: View) -> Program:
     stages = range(len(program.units))
     return replace(
         plain,
-        buckets=tuple(tuple(_buckets(view, stage)) for stage in stages),
-        buckets_every=syncs_every(view.setting) and view.mesh.stages == 1,
+        reductions=tuple(tuple(_reductions(view, stage)) for stage in stages),
+        reduces_every=syncs_every(view.setting) and view.mesh.stages == 1,
         updates=tuple(tuple(_updates(view, stage)) for stage in stages) if updates else (),
     )
 
 
-def _buckets(view: View, stage: int) -> Iterator[Bucket]:
-    """Yield the buckets of a stage; where torch looks for unused weights, a map of them too."""
+def _reductions(view: View, stage: int) -> Iterator[Reduction]:
+    """Yield what a stage reduces; where torch looks for unused weights, a map of them too."""
     torch = view.setting.torch
-    used_map = f"map of {len(reduced(view, stage))} weights"
+    used_map = f"bucket map of {len(reduced(view, stage))} weights"
     filled = buckets(view, stage)
     if torch.static_graph and torch.step == 0:
-        yield Bucket(used_map, filled[0].ready)
-    yield from (Bucket(bucket_name(view, x.weights), x.ready, x.late) for x in filled)
+        yield Reduction(used_map, filled[0].ready)
+    yield from _at_end(view, stage, filled)
     if torch.find_unused_parameters and not torch.static_graph:
-        yield Bucket(used_map, filled[-1].ready, filled[-1].late)
+        yield Reduction(used_map, filled[-1].ready, filled[-1].late)
+
+
+def _at_end(view: View, stage: int, filled: Sequence[Filled]) -> Iterator[Reduction]:
+    """Yield the buckets. Gradients of DTensors arrive at the end, and those that are partial sums are made whole first."""
+    late = late_weights(view)
+    waiting = deque((x, {w.name for w in x.weights if w.weight.name in late}) for x in filled)
+    yield from _full(view, waiting)
+    for item in arriving(view, reduced(view, stage)):
+        if item.weight.name in late:
+            if is_partial(view, item.weight):
+                yield Reduction(partial_name(item.weight), filled[-1].ready, filled[-1].late, every=True)
+            for _, missing in waiting:
+                missing.discard(item.name)
+            yield from _full(view, waiting)
+
+
+def _full(view: View, waiting: deque[tuple[Filled, set[str]]]) -> Iterator[Reduction]:
+    """Take the buckets at the front that miss no gradient."""
+    while waiting and not waiting[0][1]:
+        bucket, _ = waiting.popleft()
+        yield Reduction(f"bucket {bucket_name(view, bucket.weights)}", bucket.ready, bucket.late)
 
 
 def _updates(view: View, stage: int) -> Iterator[str]:

@@ -11,7 +11,6 @@ Source   torch.distributed.tensor.parallel, torch.utils.checkpoint, torch.optim 
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 from sympy import Expr
@@ -28,8 +27,10 @@ from meshcost.strategies.torch_layout import (
     computed_in,
     gradients_from,
     is_column,
+    is_partial,
     is_row,
     is_trained,
+    partial_name,
     partial_runs,
     replicates,
     shards_weights,
@@ -38,6 +39,9 @@ from meshcost.strategies.view import Draft, Unit, View
 from meshcost.torch_program import TorchProgram
 
 _AXES = ("tensor",)
+
+#: Why a gradient is summed that SequenceParallel leaves as a partial sum.
+_PARTIAL = "sum the gradient of a norm that stayed a partial sum"
 
 #: Before everything else that a block's backward does.
 _AT_ONCE = (-1,)
@@ -64,17 +68,19 @@ def events(tensor: TensorParallel, view: View) -> Iterator[Event]:
     """Yield the calls of blocks, of both ends of the model, and of partial gradients."""
     if tensor.size == 1:
         return
-    for place, unit in enumerate(view.units):
+    for unit in view.units:
         if unit.kind is not None:
             for border in _borders(view, unit.kind):
                 for step in passes(view.setting):
                     yield from _region(view, unit, border, step)
         elif view.setting.splits_vocabulary:
             yield from (_embedding if unit.name == "embedding" else _head)(tensor, view, unit)
-        if not shards_weights(view):
-            yield from _partial(view, unit, place)
+        if not (shards_weights(view) or replicates(view)):
+            yield from _partial(view, unit)
     if shards_weights(view):
         yield from _partial_in_groups(view)
+    elif replicates(view):
+        yield from _partial_before_buckets(view)
 
 
 # -- blocks ----------------------------------------------------------------------------------------------------------
@@ -213,23 +219,27 @@ def _trains_before_head(view: View, unit: Unit) -> bool:
 # -- partial gradients -----------------------------------------------------------------------------------------------
 
 
-def _partial(view: View, unit: Unit, place: int) -> Iterator[Event]:
+def _partial(view: View, unit: Unit) -> Iterator[Event]:
     """Partial gradients stay as they are until something reads them."""
     options = view.setting.torch
     reads = _READS[options.optimizer] if options.optimizer else 0
     reads = min(reads, 1) if options.fused else reads
     dtype, size = computed_in(view)
     for number, (elements, times) in enumerate(partial_runs(view, unit.held)):
-        why = "sum the gradient of a norm that stayed a partial sum"
-        draft = Draft("tensor", "all_reduce", _AXES, "backward", elements * size, dtype, why)
-        if replicates(view):
-            # DistributedDataParallel takes plain tensors, so the gradient is made whole at the end of backward.
-            yield from view.once(
-                draft, unit, order=(0, -place, -number), every_micro_batch=True, repeat=unit.blocks * times
-            )
-        elif reads:
-            draft = replace(draft, phase="optimizer", why=f"{why}, each time the optimizer reads it")
+        if reads:
+            why = f"{_PARTIAL}, each time the optimizer reads it"
+            draft = Draft("tensor", "all_reduce", _AXES, "optimizer", elements * size, dtype, why)
             yield from view.each(draft, unit, "update", order=(number,), repeat=times * reads)
+
+
+def _partial_before_buckets(view: View) -> Iterator[Event]:
+    """DistributedDataParallel takes plain tensors, so a gradient is made whole before it joins its bucket."""
+    dtype, size = computed_in(view)
+    counts = Counts(view)
+    weights = {partial_name(w): w for unit in view.units for w in unit.held if is_partial(view, w)}
+    for part, weight in weights.items():
+        draft = Draft("tensor", "all_reduce", _AXES, "backward", weight.count * size, dtype, _PARTIAL)
+        yield from counts.place(draft, part, (0,))
 
 
 def _partial_in_groups(view: View) -> Iterator[Event]:
