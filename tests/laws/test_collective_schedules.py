@@ -14,6 +14,7 @@ from meshcost.collectives.cells import cut_as
 from meshcost.collectives.chain import Chain
 from meshcost.collectives.hierarchical import OnNodes
 from meshcost.collectives.operations import OPERATIONS, operation
+from meshcost.collectives.optimality import fitted
 from meshcost.collectives.pat import Pat
 from meshcost.collectives.rings import Rings
 from meshcost.collectives.schedule import Message, Steps, count, ports, replay
@@ -30,20 +31,31 @@ FEW = settings(max_examples=max(settings().max_examples // 6, 8))
 every_case = pytest.mark.parametrize(("name", "op"), CASES)
 
 
+#: Up to so many ranks algorithms stand with other parameters, too; a larger group is like a smaller one to them.
+VARIED = 20
+
+
 def variants(name: str, ranks: int) -> Iterator[Algorithm]:
-    """The algorithm of the shelf, and the same with other parameters."""
+    """The algorithm of the shelf, on nodes that so many ranks fill, and the same with other parameters."""
     algorithm = ALGORITHMS[name]
     match algorithm:
         case OnNodes():
-            yield from (algorithm.placed(each) for each in range(1, ranks + 1) if ranks % each == 0)
+            others = [algorithm.placed(each) for each in range(1, ranks + 1) if ranks % each == 0]
+            yield fitted(algorithm, ranks)
         case Chain():
-            yield from (Chain(each) for each in (algorithm.segments, 1, 3))
-        case Pat():
-            yield from (Pat(each) for each in (algorithm.aggregation, 1, 2, 7))
-        case Rings(bidirectional=False):
-            yield from (Rings(name, each) for each in (algorithm.channels, 1, 3))
-        case _:
+            others = [Chain(1), Chain(3)]
             yield algorithm
+        case Pat():
+            others = [Pat(1), Pat(2), Pat(7)]
+            yield algorithm
+        case Rings(bidirectional=False):
+            others = [Rings(name, 1), Rings(name, 3)]
+            yield algorithm
+        case _:
+            others = []
+            yield algorithm
+    if ranks <= VARIED:
+        yield from others
 
 
 @cache
