@@ -56,8 +56,8 @@ def checkpoint_blocks(part: CausalModel, options: TorchOptions) -> None:
     more: dict[str, Any] = {"early_stop": options.early_stop}
     if options.checkpoint_saves:
         more["context_fn"] = partial(create_selective_checkpoint_contexts, partial(_policy_of, options))
-    for name, block in part.model.layers.items():
-        part.model.layers[name] = checkpoint_wrapper(block, **more)
+    for name, block in part.layers.items():
+        part.layers[name] = checkpoint_wrapper(block, **more)
 
 
 def _policy_of(options: TorchOptions, context: object, op: object, *args: object, **kwargs: object) -> Any:
@@ -163,7 +163,7 @@ def _shard_experts(part: CausalModel, common: dict[str, Any], axes: Axes) -> Non
 def _modules(part: CausalModel, model: Model, unit: Unit) -> list[list[nn.Module]]:
     """Modules of a unit that this part of the model has."""
     if unit == BLOCKS:
-        return [[block] for block in part.model.layers.values()]
+        return [[block] for block in part.layers.values()]
     here = dict(part.named_modules())
     return [[here[name] for name in names] for names in unit_modules(model, unit, here)]
 

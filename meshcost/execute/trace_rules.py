@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from meshcost.execute.trace_families import BUILT_FAMILIES
+from meshcost.execute.trace_families import BUILT_FAMILIES, SPLIT_FAMILIES
 from meshcost.job import Job
 from meshcost.strategies.data.options import syncs_every
 from meshcost.strategies.torch_rules import torch_problems
+from meshcost.symbols import s_max
 
 Ranks = Literal["one per stage", "all"] | Sequence[int]
 
@@ -41,6 +42,9 @@ def trace_problems(job: Job, *, real: bool = False) -> Iterator[str]:
     elif job.parallel.tensor.size > 1:
         yield from _unplanned(job)
     yield from _expert_problems(job)
+    positions, length = model.dims.get(s_max), job.batch.sequence
+    if positions is not None and length > positions:
+        yield f"batch.sequence: {length:,} tokens have no position beyond {positions:,} in {model.name}. Choose less."
     if real and job.world_size > MOST_PROCESSES:
         yield (
             f"parallel: {job.world_size:,} real ranks are more than {MOST_PROCESSES}, the most that are started. Choose a "
@@ -49,8 +53,11 @@ def trace_problems(job: Job, *, real: bool = False) -> Iterator[str]:
 
 
 def _unplanned(job: Job) -> Iterator[str]:
-    size = f"parallel.tensor.size: {job.parallel.tensor.size}"
-    for kind in job.setting.model.kinds:
+    size, model = f"parallel.tensor.size: {job.parallel.tensor.size}", job.setting.model
+    if model.family not in SPLIT_FAMILIES:
+        yield f"{size} would split {model.family}, for which trace has no tensor plan. Choose 1."
+        return
+    for kind in model.kinds:
         if kind.has_experts:
             yield (
                 f"{size} would split experts, for whose weights trace has no tensor plan. Choose 1; "

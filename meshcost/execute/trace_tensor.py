@@ -23,7 +23,7 @@ _ACTIVATION = 1  # the dim of an activation along which sequence parallelism spl
 def split(part: CausalModel, job: Job, options: TorchOptions, mesh: DeviceMesh) -> None:
     """Split the weights of a part over the tensor axis."""
     model = job.setting.model
-    for layer, block in part.model.layers.items():
+    for layer, block in part.layers.items():
         parallelize_module(block, mesh, _block_plan(job, options, model, int(layer)))
     parallelize_module(part, mesh, _outer_plan(part, job))
 

@@ -1,14 +1,18 @@
 """Models built in PyTorch have the weights that meshcost describes."""
 
+from collections.abc import Callable
+
 import pytest
 
 from meshcost.errors import ModelError
+from meshcost.job import Job, analyze
 from meshcost.models import catalogue, freeze, read_model
 
 torch = pytest.importorskip("torch")
 
 from meshcost.execute.torch_models import build  # noqa: E402 - needs torch
-from meshcost.execute.trace_families import BUILT_FAMILIES  # noqa: E402 - needs torch
+from meshcost.execute.trace import trace  # noqa: E402 - needs torch
+from meshcost.execute.trace_families import BUILT_FAMILIES, SPLIT_FAMILIES  # noqa: E402 - needs torch
 
 NAMES = [name for name in catalogue() if read_model(name).family in BUILT_FAMILIES]
 SMALL = {
@@ -16,8 +20,19 @@ SMALL = {
         "q_lora_rank": 32, "kv_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12,
         "moe_intermediate_size": 32, "n_routed_experts": 8, "num_experts_per_tok": 2, "first_k_dense_replace": 1,
     },
+    "cohere": {"use_qk_norm": True},
+    "gemma": {"head_dim": 16},
+    "gemma2": {"head_dim": 16},
+    "gemma3_text": {"head_dim": 16},
+    "gpt2": {},
+    "gpt_neox": {},
+    "gptj": {},
     "llama": {"tie_word_embeddings": True},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "olmo2": {},
+    "opt": {"ffn_dim": 96, "word_embed_proj_dim": 32},
+    "phi": {"qk_layernorm": True},
+    "phi3": {},
     "qwen2_moe": {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     "qwen3": {"head_dim": 24},
 }  # fmt: skip
@@ -93,5 +108,24 @@ def test_frozen_weights_need_no_gradient():
 
 
 def test_another_family_is_refused_with_the_ones_that_are_known():
+    assert set(BUILT_FAMILIES) == set(SMALL) | {"deepseek_v2", "mistral", "qwen2", "qwen3_moe", "smollm3"}
     with pytest.raises(ModelError, match=r"bloom.*llama"):
         build(read_model("bloom-560m"))
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("family", sorted(set(BUILT_FAMILIES) - set(SPLIT_FAMILIES)))
+def test_a_family_without_a_tensor_plan_is_traced_as_predicted(
+    family: str, strategy: str, equal_calls: Callable[..., None]
+):
+    asked = Job(
+        model=small(family),
+        framework="torch",
+        parallel={"data": {"strategy": strategy, "size": 4}},
+        torch={"bucket_cap_mb": 0.05, "step": 2},
+        batch={"sequence": 16, "global_batch": 4},
+        precision={"weights": "fp32"},
+        scalars={"gradient_norm": False},
+    )
+    (recording,) = trace(asked, [0], steps=3).values()
+    equal_calls(analyze(asked).calls(0), recording.at_step(2), family)

@@ -31,6 +31,20 @@ class AdaptedLinear(nn.Linear):
         return made
 
 
+class TransposedLinear(nn.Module):
+    """A linear whose weight is stored (in, out), with a bias."""
+
+    def __init__(self, into: int, out: int) -> None:
+        """Make room for the weights."""
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(into, out))
+        self.bias = nn.Parameter(torch.empty(out))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Work on (..., in) and give (..., out)."""
+        return torch.addmm(self.bias, x.flatten(0, -2), self.weight).view(*x.shape[:-1], -1)
+
+
 def shaped(model: Model, weights: Iterable[Weight], drop: str = "") -> list[Shaped]:
     """Give the dims of weights their numbers, and drop a prefix of their names."""
     return [
@@ -54,21 +68,23 @@ def assemble(
             continue
         if leaf == "weight":
             owner, _, name = path.rpartition(".")
-            _inside(root, owner, containers).add_module(name, _leaf(item, f"{path}.bias" in names))
+            inside(root, owner, containers).add_module(name, _leaf(item, f"{path}.bias" in names))
         else:
             parameter = nn.Parameter(torch.empty(item.shape))
-            _inside(root, path, containers).register_parameter(leaf, parameter)
+            inside(root, path, containers).register_parameter(leaf, parameter)
 
 
 def _leaf(item: Shaped, bias: bool) -> nn.Module:
     if item.weight.group in ("embedding", "position"):
         return nn.Embedding(item.shape[0], item.shape[1])
-    if len(item.shape) == 1:
-        return nn.RMSNorm(item.shape[0])
+    if item.weight.group == "norm" or len(item.shape) == 1:
+        return nn.LayerNorm(item.shape) if bias else nn.RMSNorm(item.shape)
+    if item.weight.transposed:
+        return TransposedLinear(item.shape[0], item.shape[1])
     return AdaptedLinear(item.shape[1], item.shape[0], bias=bias)
 
 
-def _inside(root: nn.Module, path: str, containers: Mapping[str, Callable[[], nn.Module]]) -> nn.Module:
+def inside(root: nn.Module, path: str, containers: Mapping[str, Callable[[], nn.Module]]) -> nn.Module:
     """Find the module at a path, making the ones on the way to it."""
     place, walked = root, ""
     for name in filter(None, path.split(".")):

@@ -30,33 +30,51 @@ def rotate(x: torch.Tensor) -> torch.Tensor:
     return turned if x.shape[-1] == 2 * half else torch.cat((turned, x[..., 2 * half :]), dim=-1)
 
 
+#: What a projection of queries, keys and values together is called, and that of what attention gives.
+_FUSED = ("c_attn", "qkv_proj", "query_key_value")
+_OUT = ("o_proj", "out_proj", "c_proj", "dense")
+
+
 class Attention(nn.Module):
     """Grouped-query attention; works on as many heads as its projections give it."""
 
-    q_proj: nn.Module
-    k_proj: nn.Module
-    v_proj: nn.Module
-    o_proj: nn.Module
-
-    def __init__(self, head_size: int) -> None:
-        """Take the size of one head; projections are registered from outside."""
+    def __init__(self, head_size: int, heads: int, kv_heads: int) -> None:
+        """Take the size of one head and their numbers; projections are registered from outside."""
         super().__init__()
-        self.head_size = head_size
+        self.head_size, self.shares = head_size, (heads, kv_heads, kv_heads)
         self.core: Core = causal
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Attend over (batch, sequence, width)."""
-        query, key, value = self._heads("q", x), self._heads("k", x), self._heads("v", x)
-        query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
+        query, key, value = (tensor.transpose(1, 2) for tensor in self._projected(x))
         made = self.core(rotate(query), rotate(key), value)
-        result: torch.Tensor = self.o_proj(made.transpose(1, 2).flatten(2))
+        result: torch.Tensor = self._one_of(_OUT)(made.transpose(1, 2).flatten(2))
         return result
 
-    def _heads(self, which: str, x: torch.Tensor) -> torch.Tensor:
-        """Project, split into heads, and normalise each where the family does."""
-        heads: torch.Tensor = self.get_submodule(f"{which}_proj")(x).unflatten(-1, (-1, self.head_size))
-        norm = self._modules.get(f"{which}_norm")
-        return heads if norm is None else norm(heads)
+    def _projected(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """Queries, keys and values as (batch, sequence, heads, size), normalised where the family does."""
+        if "q_proj" in self._modules:
+            made = (self.get_submodule(f"{which}_proj")(x) for which in "qkv")
+            # Phi projects all three before it normalises; gradients arrive in the opposite order.
+            parts = tuple(made) if "q_layernorm" in self._modules else made
+        else:
+            whole = self._one_of(_FUSED)(x)
+            parts = whole.split([number * self.head_size for number in self.shares], dim=-1)
+        return [self._heads(which, part) for which, part in zip("qkv", parts, strict=True)]
+
+    def _heads(self, which: str, flat: torch.Tensor) -> torch.Tensor:
+        """Split into heads, and normalise each, or all of them together."""
+        norm = self._modules.get(f"{which}_norm", self._modules.get(f"{which}_layernorm"))
+        if norm is None:
+            return flat.unflatten(-1, (-1, self.head_size))
+        if norm.weight.shape == flat.shape[-1:] != (self.head_size,):
+            wide: torch.Tensor = norm(flat).unflatten(-1, (-1, self.head_size))
+            return wide
+        single: torch.Tensor = norm(flat.unflatten(-1, (-1, self.head_size)))
+        return single
+
+    def _one_of(self, names: tuple[str, ...]) -> nn.Module:
+        return next(module for name, module in self.named_children() if name in names)
 
 
 class LatentAttention(nn.Module):

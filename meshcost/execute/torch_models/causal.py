@@ -1,6 +1,6 @@
 """A causal language model put together from the description of its weights."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import torch
@@ -8,56 +8,89 @@ from torch import nn
 
 from meshcost import symbols as sym
 from meshcost.errors import ModelError
-from meshcost.execute.torch_models.assemble import assemble, shaped
+from meshcost.execute.torch_models.assemble import assemble, inside, shaped
 from meshcost.execute.torch_models.attention import Attention, LatentAttention
-from meshcost.execute.torch_models.mlp import Experts, GatedMlp, Routed
-from meshcost.execute.trace_families import BUILT_FAMILIES
-from meshcost.models import Model
+from meshcost.execute.torch_models.mlp import Experts, Mlp, Routed, feed_forward
+from meshcost.execute.trace_families import BUILT_FAMILIES, WIRINGS, Wiring
+from meshcost.models import Kind, Model, Weight
 
 
 class Block(nn.Module):
-    """Attention and an MLP, each behind a norm and beside a residual."""
+    """Attention and an MLP beside a residual, one after the other or side by side, with norms before or behind them."""
 
-    self_attn: nn.Module
-    mlp: nn.Module
-    input_layernorm: nn.Module
-    post_attention_layernorm: nn.Module
+    def __init__(self, wiring: Wiring, *, side_by_side: bool) -> None:
+        """Take how it is wired; modules are registered from outside."""
+        super().__init__()
+        self.wiring, self.side_by_side = wiring, side_by_side
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Work on (batch, sequence, width)."""
-        x = x + self.self_attn(self.input_layernorm(x))
-        result: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return result
+        before, behind, second, last = self.wiring.norms
+        read = self._normed(before, x)
+        if self.side_by_side:
+            attended = self.get_submodule(self.wiring.attention)(read)
+            return x + attended + self._mlp(self._normed(second, x) if second in self._modules else read)
+        x = x + self._normed(behind, self.get_submodule(self.wiring.attention)(read))
+        return x + self._normed(last, self._mlp(self._normed(second, x)))
 
+    def _normed(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.get_submodule(name)(x) if name in self._modules else x
+        return made
 
-class Decoder(nn.Module):
-    """Embedding, blocks and last norm; a pipeline stage has only some of them."""
-
-    layers: nn.ModuleDict
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Take token numbers (batch, sequence), or the activations of the stage before."""
-        if "embed_tokens" in self._modules:
-            x = self.get_submodule("embed_tokens")(x)
-        for block in self.layers.values():
-            x = block(x)
-        return self.get_submodule("norm")(x) if "norm" in self._modules else x
+    def _mlp(self, x: torch.Tensor) -> torch.Tensor:
+        modules = [self.get_submodule(name) for name in self.wiring.mlp]
+        made: torch.Tensor = modules[0](x) if len(modules) == 1 else feed_forward(modules, x)
+        return made
 
 
 class CausalModel(nn.Module):
     """A decoder with a head; the part of it that one pipeline stage holds has the names of the whole."""
 
-    model: Decoder
+    def __init__(self, described: Model) -> None:
+        """Take the description; weights are registered from outside."""
+        super().__init__()
+        self.path = described.kinds[0].weights[0].name.partition(".{layer}")[0]
+        outside = (*described.before, *described.after)
+        self.first = tuple(_modules(outside, "embedding", "position"))
+        self.narrow = tuple(_modules(outside, "block"))
+        self.last = tuple(_modules(outside, "norm"))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Take token numbers or activations; give logits, or activations for the next stage."""
-        x = self.model(x)
-        return self.get_submodule("lm_head")(x) if "lm_head" in self._modules else x
+        """Take token numbers (batch, sequence), or activations; give logits, or activations for the next stage."""
+        here = dict(self.named_modules())
+        word, *positions = [here[name] for name in self.first if name in here] or [None]
+        if word is not None:
+            into = [here[name] for name in self.narrow if name.endswith("project_in")]
+            numbers = torch.arange(x.shape[-1], device=x.device)
+            x, places = word(x), [table(numbers) for table in positions]
+            for module in into:
+                x = module(x)
+            for place in places:
+                x = x + place
+        for block in self.blocks:
+            x = block(x)
+        ends = (*self.last, *(name for name in self.narrow if name.endswith("project_out")), "lm_head")
+        for name in ends:
+            x = here[name](x) if name in here else x
+        return x
+
+    @property
+    def layers(self) -> nn.ModuleDict:
+        """The blocks by number."""
+        found = self.get_submodule(self.path)
+        assert isinstance(found, nn.ModuleDict)
+        return found
 
     @property
     def blocks(self) -> list[nn.Module]:
         """The blocks, in order."""
-        return list(self.model.layers.values())
+        return list(self.layers.values())
+
+
+def _modules(weights: Iterable[Weight], *groups: str) -> list[str]:
+    """Paths of the modules outside the blocks that hold weights of some groups, in order."""
+    found = (weight.name.rpartition(".")[0] for weight in weights if weight.group in groups)
+    return list(dict.fromkeys(found))
 
 
 def build(model: Model, *, layers: range | None = None, first: bool = True, last: bool = True) -> CausalModel:
@@ -72,13 +105,13 @@ def build(model: Model, *, layers: range | None = None, first: bool = True, last
             f"{model.name or 'this model'}: no PyTorch model of family {model.family!r} is built here. "
             f"Choose one of {', '.join(BUILT_FAMILIES)}."
         )
-    made = CausalModel()
-    made.model = Decoder()
-    if first:
-        assemble(made, shaped(model, model.before), {})
-    made.model.layers = nn.ModuleDict()
+    made = CausalModel(model)
+    here = {"embedding": first, "head": last, "block": True}
+    assemble(made, shaped(model, [weight for weight in model.before if here[weight.unit]]), {})
+    owner, _, leaf = made.path.rpartition(".")
+    inside(made, owner, {}).add_module(leaf, nn.ModuleDict())
     for layer in layers if layers is not None else range(model.layers):
-        made.model.layers[str(layer)] = _block(model, layer)
+        made.layers[str(layer)] = _block(model, layer, made.path)
     if last:
         assemble(made, shaped(model, model.after), {})
         _tie(made, model, first)
@@ -86,27 +119,28 @@ def build(model: Model, *, layers: range | None = None, first: bool = True, last
     return made
 
 
-def _block(model: Model, layer: int) -> Block:
+def _block(model: Model, layer: int, path: str) -> Block:
     kind = model.kinds[model.pattern[layer]]
     weights = [replace(weight, name=weight.name.replace("{layer}", str(layer))) for weight in kind.weights]
-    block = Block()
-    assemble(block, shaped(model, weights, f"model.layers.{layer}."), _containers(model, kind.has_experts))
+    wiring = WIRINGS[model.family]
+    block = Block(wiring, side_by_side=kind.regions[0].name == "attention+mlp")
+    assemble(block, shaped(model, weights, f"{path}.{layer}."), _containers(model, kind, wiring))
     return block
 
 
-def _containers(model: Model, has_experts: bool) -> Mapping[str, Callable[[], nn.Module]]:
+def _containers(model: Model, kind: Kind, wiring: Wiring) -> Mapping[str, Callable[[], nn.Module]]:
     dims = model.dims
 
     def attention() -> nn.Module:
         if sym.r_kv in dims:
             return LatentAttention(dims[sym.d_nope], dims[sym.d_rope], dims[sym.d_v], dims[sym.r_kv])
-        return Attention(dims[sym.d_head])
+        return Attention(dims[sym.d_head], dims[sym.a], dims.get(sym.a_kv, dims[sym.a]))
 
     def mlp() -> nn.Module:
-        return Routed(dims[sym.k], dims[sym.E]) if has_experts else GatedMlp()
+        return Routed(dims[sym.k], dims[sym.E]) if kind.has_experts else Mlp()
 
-    shared = dict.fromkeys(("mlp.shared_experts", "mlp.shared_expert"), GatedMlp)
-    return {"self_attn": attention, "mlp": mlp, "mlp.experts": Experts, **shared}
+    shared = dict.fromkeys(("mlp.shared_experts", "mlp.shared_expert"), Mlp)
+    return {wiring.attention: attention, "mlp": mlp, "mlp.experts": Experts, **shared}
 
 
 def _tie(made: CausalModel, model: Model, first: bool) -> None:
@@ -116,7 +150,7 @@ def _tie(made: CausalModel, model: Model, first: bool) -> None:
     rows, width = (model.number(x) for x in model.before[0].shape)
     head = nn.Linear(width, rows, bias=False)
     if first:
-        head.weight = made.get_parameter("model.embed_tokens.weight")
+        head.weight = made.get_parameter(model.before[0].name)
     made.lm_head = head
 
 

@@ -1,6 +1,6 @@
 """MLPs with a gate, and routed experts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -15,17 +15,23 @@ Work = Callable[[torch.Tensor], torch.Tensor]
 Exchange = Callable[[Work, torch.Tensor], torch.Tensor]
 
 
-class GatedMlp(nn.Module):
-    """SwiGLU: silu(gate(x)) * up(x), and down again."""
+def feed_forward(linears: Iterable[nn.Module], x: torch.Tensor) -> torch.Tensor:
+    """Up and down: with a gate where there is a linear for it or one is twice as wide, else gelu(up(x)) alone."""
+    *into, down = linears
+    made = [linear(x) for linear in into]
+    if len(made) == 1 and made[0].shape[-1] == 2 * getattr(down, "in_features", 0):
+        made = list(made[0].chunk(2, dim=-1))
+    inner = functional.silu(made[0]) * made[1] if len(made) == 2 else functional.gelu(made[0])
+    result: torch.Tensor = down(inner)
+    return result
 
-    gate_proj: nn.Module
-    up_proj: nn.Module
-    down_proj: nn.Module
+
+class Mlp(nn.Module):
+    """The linears of an MLP as they are registered: gate, up and down (SwiGLU), or up and down."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Work on (..., width)."""
-        result: torch.Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
-        return result
+        return feed_forward(self.children(), x)
 
 
 def stay(experts: Work, slots: torch.Tensor) -> torch.Tensor:
