@@ -221,9 +221,12 @@ class Job(Options):
         for strategy in setting.parallel.values():
             found.extend(strategy.problems(setting))
         if self.framework == "torch":
+            from meshcost.strategies.data.flat_rules import trained_problems
             from meshcost.strategies.torch_rules import torch_problems
 
             found.extend(torch_problems(setting))
+            if not found:
+                found.extend(trained_problems(setting, self.program.units))
         yield from found
         if not found and self.micro_batches > MOST_MICRO_BATCHES:
             yield f"batch: {self.micro_batches} micro-batches are more than {MOST_MICRO_BATCHES}, the most computed here."
@@ -232,7 +235,8 @@ class Job(Options):
     def warnings(self) -> tuple[str, ...]:
         """What can be done, but is hardly meant."""
         told = [x for strategy in self.setting.parallel.values() for x in strategy.warnings()]
-        if self.framework == "torch" and self.parallel.data.strategy in SHARDS_WEIGHTS:
+        cuts_each_weight = self.parallel.data.strategy in SHARDS_WEIGHTS and not self.setting.wraps_flat
+        if self.framework == "torch" and cuts_each_weight:
             from meshcost.strategies.data.padding import surprises
 
             told += surprises(View(self.setting, self.mesh, self.program, self.values))

@@ -44,10 +44,25 @@ class ShardGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class Flat:
+    """What FullyShardedDataParallel was told. ``shards``: not NO_SHARD. ``reshards``: FULL_SHARD, plain or hybrid.
+
+    ``first``: it is the first step, in which the order of forward is known only after the first micro-batch.
+    """
+
+    shards: bool
+    reshards: bool
+    backward_prefetch: Literal["BACKWARD_PRE", "BACKWARD_POST"] | None
+    forward_prefetch: bool
+    first: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Sharding:
     """The groups of every virtual stage, outermost first, as torch lists them; and what modules were told.
 
-    ``staged``: a pipeline schedule switches everything off and reduces once at the end.
+    ``staged``: a pipeline schedule switches everything off and reduces once at the end. ``flat``: the groups are those
+    of FullyShardedDataParallel.
     """
 
     stages: tuple[tuple[ShardGroup, ...], ...]
@@ -55,6 +70,7 @@ class Sharding:
     reshard_after_backward: When = "every"
     last_backward: When = "every"
     staged: bool = False
+    flat: Flat | None = None
 
 
 class Call(NamedTuple):

@@ -8,6 +8,7 @@ made whole before).
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from meshcost.flat_sharding import machine_of
 from meshcost.program import MICRO_BATCH, Part, Program, phase_of
 from meshcost.schedule import Action
 from meshcost.sharding import Call, Machine, Sharding
@@ -108,7 +109,7 @@ class _Walk:
         self.staged = False
         if (sharding := program.sharding) is not None:
             self.staged = sharding.staged
-            self.machines = {s: Machine(sharding, s, count) for s in hosted if sharding.stages[s]}
+            self.machines = {s: machine_of(sharding, s, count) for s in hosted if sharding.stages[s]}
         self.open = [len(hosted)] * count
 
     def in_order(self) -> Iterator[Part]:

@@ -21,6 +21,7 @@ _CLIP = "torch.nn.utils.clip_grad"
 _STAGE = ("torch.distributed.pipelining.stage", "_PipelineStageBase")
 _SCHEDULES = "torch.distributed.pipelining.schedules"
 _UNIT = ("torch.distributed.fsdp._fully_shard._fsdp_param_group", "FSDPParamGroup")
+_FLAT = ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel")
 
 _MARK = "meshcost"
 
@@ -180,6 +181,7 @@ class Where:
             ("torch.nn.modules.module", "Module", "__call__", self._call),
             ("torch.autograd", "", "_engine_run_backward", self._backward),
             *((_CLIP, "", name, self._clip) for name in ("_get_total_norm", "_clip_grads_with_norm_")),
+            (*_FLAT, "clip_grad_norm_", self._clip),
             *((_SCHEDULES, f"PipelineSchedule{kind}", "step", self._schedule) for kind in ("Single", "Multi")),
             *((*_STAGE, name, self._chunk) for name in (
                 "forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk",

@@ -40,15 +40,15 @@ SHARD_AXES = ("data", "context")
 
 
 def stored_dtype(job: Job, options: TorchOptions) -> torch.dtype:
-    """What weights are stored in: fully_shard keeps them in fp32 and casts what it gathers."""
+    """What weights are stored in: both kinds of FSDP keep them in fp32 and cast what they gather."""
     if options.weights_dtype is not None:
         return TORCH_DTYPES[options.weights_dtype]
-    return torch.float32 if shards(job) else TORCH_DTYPES[job.precision.weights]
+    return torch.float32 if shards(job) or job.setting.wraps_flat else TORCH_DTYPES[job.precision.weights]
 
 
 def shards(job: Job) -> bool:
     """Whether the job wants fully_shard."""
-    return job.parallel.data.strategy in ("fsdp", "zero3")
+    return job.parallel.data.strategy in ("fsdp", "zero3") and not job.setting.wraps_flat
 
 
 def checkpoint_blocks(part: CausalModel, options: TorchOptions) -> None:
@@ -111,7 +111,7 @@ def shard(part: CausalModel, job: Job, options: TorchOptions, axes: Axes) -> Non
     own = {**common, "reshard_after_forward": reshard if isinstance(reshard, bool) else None}
     _shard_experts(part, own, axes)
     model = job.setting.model
-    units = [modules for unit in options.units for modules in _modules(part, model, unit)]
+    units = [modules for unit in options.units for modules in unit_parts(part, model, unit)]
     with _lazy_chunks():
         for place, modules in enumerate(units):
             is_kept = options.keep_last_unit and place == len(units) - 1
@@ -160,7 +160,7 @@ def _shard_experts(part: CausalModel, common: dict[str, Any], axes: Axes) -> Non
             fully_shard(experts, **{**common, "mesh": mesh})
 
 
-def _modules(part: CausalModel, model: Model, unit: Unit) -> list[list[nn.Module]]:
+def unit_parts(part: CausalModel, model: Model, unit: Unit) -> list[list[nn.Module]]:
     """Modules of a unit that this part of the model has."""
     if unit == BLOCKS:
         return [[block] for block in part.layers.values()]

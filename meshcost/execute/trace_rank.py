@@ -21,6 +21,7 @@ from meshcost.execute.trace_data import (
     stored_dtype,
 )
 from meshcost.execute.trace_expert import spread_experts
+from meshcost.execute.trace_flat import wrap_flat
 from meshcost.execute.trace_pipeline import Pipeline
 from meshcost.execute.trace_step import accumulate, finish, make_optimizer
 from meshcost.execute.trace_tensor import split
@@ -97,13 +98,17 @@ def _allocate(part: nn.Module) -> None:
 
 def _reads_messages(job: Job, options: TorchOptions, axes: Axes) -> bool:
     """Whether torch looks at what ranks tell each other: buckets of DistributedDataParallel, shapes of stages."""
-    replicates = not shards(job) and axes.sub("data", "context", "replicate") is not None
+    replicates = (
+        not shards(job)
+        and not job.setting.wraps_flat
+        and axes.sub("data", "context", "replicate") is not None
+    )
     return replicates or (job.parallel.pipeline.size > 1 and not options.static_shapes)
 
 
 def kept_axes(job: Job) -> tuple[str, ...]:
     """Axes that torch has to be given even where they have one rank."""
-    return ("data",) if shards(job) else ()
+    return ("data",) if shards(job) or job.setting.wraps_flat else ()
 
 
 def finished(recorder: Recorder, job: Job) -> Recording:
@@ -163,9 +168,11 @@ def training_step(
     axes: Axes,
     messages: FakeMessages | None = None,
 ) -> Callable[[], None]:
-    """Wrap in DistributedDataParallel where the job wants it, and return what runs a step; a real group has no messages."""
+    """Wrap the model in what is no change of its weights, and return what runs a step; a real group has no messages."""
     modules: list[nn.Module] = list(parts)
-    if not shards(job):
+    if job.setting.wraps_flat:
+        modules = [wrap_flat(part, job, options, axes) for part in parts]
+    elif not shards(job):
         modules = [replicate(module, options, axes, fake=messages is not None) for module in modules]
     optimizer = make_optimizer(modules, job, options, axes)
     is_split = job.parallel.pipeline.size > 1

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn import functional
@@ -83,7 +84,7 @@ def _sync(model: nn.Module, job: Job, options: TorchOptions, *, is_last: bool) -
     syncs = job.parallel.data.syncs_every_micro_batch if every is None else every == "every"
     with (
         model.no_sync()
-        if isinstance(model, DistributedDataParallel) and not (syncs or is_last)
+        if isinstance(model, DistributedDataParallel | FullyShardedDataParallel) and not (syncs or is_last)
         else nullcontext()
     ):
         yield
@@ -104,10 +105,19 @@ def finish(
             local = loss.full_tensor() if isinstance(loss, DTensor) else loss
             dist.all_reduce(local.clone(), group=group)
     if job.scalars.gradient_norm:
-        _clip([weight for part in parts for weight in part.parameters()], options, axes)
+        _clip_all(parts, options, axes)
     if optimizer is not None:
         optimizer.step()
         optimizer.zero_grad()
+
+
+def _clip_all(parts: Sequence[nn.Module], options: TorchOptions, axes: Axes) -> None:
+    flat = [part for part in parts if isinstance(part, FullyShardedDataParallel)]
+    if flat:
+        for part in flat:
+            part.clip_grad_norm_(1.0)
+    else:
+        _clip([weight for part in parts for weight in part.parameters()], options, axes)
 
 
 def _clip(weights: Sequence[nn.Parameter], options: TorchOptions, axes: Axes) -> None:

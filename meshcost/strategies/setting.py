@@ -158,6 +158,11 @@ class Setting:
         return self.size("tensor") > 1 and is_whole_norm and sees_part
 
     @property
+    def wraps_flat(self) -> bool:
+        """Whether torch wraps units in the older FSDP, which keeps the weights of each in one flat parameter."""
+        return self.torch.wrapper == "FullyShardedDataParallel"
+
+    @property
     def expert_tensor(self) -> int:
         """Ranks that split one expert; as many as split the rest, unless the job says otherwise."""
         return int(self.parallel["expert"].expert_tensor or self.size("tensor"))

@@ -19,8 +19,8 @@ _AS_STORED = {"tf32": "fp32"}
 
 
 def shards_weights(view: View) -> bool:
-    """Whether the job wants fully_shard."""
-    return view.setting.parallel["data"].strategy in SHARDS_WEIGHTS
+    """Whether the job wants units wrapped: in fully_shard, or in FullyShardedDataParallel whatever it shards."""
+    return view.setting.wraps_flat or view.setting.parallel["data"].strategy in SHARDS_WEIGHTS
 
 
 def replicates(view: View) -> bool:

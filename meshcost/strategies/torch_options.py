@@ -1,7 +1,7 @@
 """What can be set on PyTorch's own parallel code, by torch's own names and with its own defaults (torch 2.13).
 
 Source   torch.nn.parallel.DistributedDataParallel, torch.distributed.optim.ZeroRedundancyOptimizer,
-         torch.distributed.fsdp.fully_shard and FSDPModule, torch.distributed.tensor.parallel,
+         torch.distributed.fsdp: fully_shard, FSDPModule and FullyShardedDataParallel, torch.distributed.tensor.parallel,
          torch.distributed.pipelining, torch.nn.utils.clip_grad_norm_
 """
 
@@ -16,6 +16,8 @@ BLOCKS = "blocks"
 
 #: What torchtitan and Accelerate wrap: embedding, blocks, and the last norm with the head.
 SEPARATE_UNITS: tuple[Unit, ...] = ("embedding", BLOCKS, ("norm", "head"))
+
+ShardingStrategy = Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"]
 
 Reshard = StrictBool | Annotated[int, Field(strict=True, ge=2)]
 
@@ -36,6 +38,10 @@ class TorchOptions(BaseModel):
     (``next_unit``: set_modules_to_forward_prefetch and set_modules_to_backward_prefetch, as torchtitan with experts).
     ``shard_placement_fn`` gives patterns of names of weights the dim along which they are cut, where it is not 0.
     ``set_requires_gradient_sync`` says after which micro-batches gradients are reduced.
+    ``wrapper`` FullyShardedDataParallel is the older FSDP: the weights of a unit lie in one flat parameter. Its ``units``
+    are single modules, the rule of ``auto_wrap_policy``. ``sharding_strategy`` of null follows the layout: FULL_SHARD, or
+    SHARD_GRAD_OP where weights stay gathered after forward; with ``replicate`` the hybrid ones; NO_SHARD for ddp. Where
+    ``set_requires_gradient_sync`` is ``last``, all micro-batches but the last run under no_sync.
     ``fused_experts``: gate and up projections of experts are one weight, as in Transformers, or two, as in torchtitan.
     ``exchange_inside``: tokens travel within the module of the experts, so that its weights are gathered before.
     ``flat_expert_mesh``: ranks of the mesh of experts also form a mesh of one dim, over which DTensor then takes the
@@ -57,7 +63,8 @@ class TorchOptions(BaseModel):
     comm_hook: Literal["bf16_compress_hook", "fp16_compress_hook"] | None = None
     # ZeroRedundancyOptimizer
     parameters_as_bucket_view: StrictBool = False
-    # fully_shard
+    # fully_shard, or FullyShardedDataParallel
+    wrapper: Literal["fully_shard", "FullyShardedDataParallel"] = "fully_shard"
     units: tuple[Unit, ...] = (BLOCKS,)
     keep_last_unit: StrictBool = False
     reshard_after_forward: Reshard | None = None
@@ -69,6 +76,13 @@ class TorchOptions(BaseModel):
     set_reshard_after_backward: Literal["every", "last"] = "every"
     set_is_last_backward: StrictBool = False
     weights_dtype: Literal["fp64", "fp32", "bf16", "fp16"] | None = None
+    # FullyShardedDataParallel alone
+    sharding_strategy: ShardingStrategy | None = None
+    backward_prefetch: Literal["BACKWARD_PRE", "BACKWARD_POST"] | None = "BACKWARD_PRE"
+    forward_prefetch: StrictBool = False
+    limit_all_gathers: StrictBool = True
+    use_orig_params: StrictBool = False
+    keep_low_precision_grads: StrictBool = False
     # parallelize_module
     prepare_module_input: StrictBool = False
     # torch.utils.checkpoint, around each block where the job says ``recompute: full``

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from meshcost.schedule import Schedule
+from meshcost.strategies.data.flat_rules import wrapper_problems
 from meshcost.strategies.data.options import SHARDS_WEIGHTS
 from meshcost.strategies.data.padding import placement_problems
 from meshcost.strategies.setting import Setting, divisors, one_of
@@ -24,6 +25,7 @@ def torch_problems(setting: Setting) -> Iterator[str]:
     for axis in parallel:
         if axis not in ("data", "tensor", "pipeline", "context", "expert"):
             yield f"parallel.{axis}: torch knows nothing of it. Leave it out."
+    yield from wrapper_problems(setting)
     yield from _reshard_problems(setting)
     yield from placement_problems(setting)
 

@@ -34,6 +34,10 @@ class Mlp(nn.Module):
         return feed_forward(self.children(), x)
 
 
+#: Names of the weights that tokens enter experts by.
+ENTRANCES = ("gate_up_proj", "gate_proj", "up_proj")
+
+
 def stay(experts: Work, slots: torch.Tensor) -> torch.Tensor:
     """All experts are here."""
     return experts(slots)
@@ -58,7 +62,9 @@ class Experts(nn.Module):
 
     def work(self, slots: torch.Tensor) -> torch.Tensor:
         """Let each expert that is held here work on its slots: (experts held here, capacity, width)."""
-        *into, down = (_local(weight) for _, weight in self.named_parameters())
+        # By name: FullyShardedDataParallel keeps weights as tensors that are no parameters.
+        into = [_local(getattr(self, name)) for name in ENTRANCES if hasattr(self, name)]
+        down = _local(self.down_proj)
         made = [torch.bmm(slots, weight.transpose(1, 2)) for weight in into]
         gate, value = made if len(made) == 2 else made[0].chunk(2, dim=-1)
         return torch.bmm(functional.silu(gate) * value, down.transpose(1, 2))

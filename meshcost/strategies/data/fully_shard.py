@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from meshcost.models import Weight
 from meshcost.sharding import Inside, ShardGroup, Sharding
+from meshcost.strategies.data.flat_parameter import flat_rules, reshards, trained_together
 from meshcost.strategies.data.options import SHARDS_WEIGHTS, syncs_every
 from meshcost.strategies.data.placed import Placed, Units, placed_weights
 from meshcost.strategies.regions import INSIDE
@@ -30,7 +31,7 @@ class WrappedGroup:
 
 def sharding_of(setting: Setting, units: Units) -> Sharding | None:
     """Say what fully_shard does in each virtual stage; None where it is not asked for."""
-    if setting.parallel["data"].strategy not in SHARDS_WEIGHTS:
+    if setting.parallel["data"].strategy not in SHARDS_WEIGHTS and not setting.wraps_flat:
         return None
     torch = setting.torch
     return Sharding(
@@ -39,6 +40,7 @@ def sharding_of(setting: Setting, units: Units) -> Sharding | None:
         reshard_after_backward=torch.set_reshard_after_backward,
         last_backward="last" if torch.set_is_last_backward else "every",
         staged=setting.size("pipeline") > 1,
+        flat=flat_rules(setting) if setting.wraps_flat else None,
     )
 
 
@@ -57,7 +59,11 @@ def wrapped(setting: Setting, units: Units, stage: int) -> list[WrappedGroup]:
     modules = _modules(placed)
     free = {item.name: item for item in placed}
     found: list[tuple[int, WrappedGroup]] = []
-    for kind, names, keeps in _calls(setting, placed, modules):
+    calls = unit_calls(setting, placed)
+    if setting.wraps_flat:
+        placed = trained_together(placed, [names for _, names, _ in calls])
+        free = {item.name: item for item in placed}
+    for kind, names, keeps in calls:
         taken = [free.pop(name) for name in list(free) if _within(name, names)]
         if taken:
             made = _group(setting, kind, taken, _members(placed, names), placed)
@@ -67,7 +73,7 @@ def wrapped(setting: Setting, units: Units, stage: int) -> list[WrappedGroup]:
     if free:
         name = f"{ROOT} of stage {stage}" if len(units) > 1 else ROOT
         root = _group(setting, name, list(free.values()), placed, placed)
-        ordered.insert(0, _with_rule(setting, root, keeps=_given(setting) is None))
+        ordered.insert(0, _with_rule(setting, root, keeps=setting.wraps_flat or _given(setting) is None))
     return _told(ordered) if setting.torch.prefetch == "next_unit" else ordered
 
 
@@ -93,6 +99,11 @@ def _seen_from(wrapped: list[WrappedGroup], here: int, units: list[list[int]]) -
     """What a unit gathers of another: blocks gather the groups inside a block too, both ends only the block."""
     is_block = wrapped[here].weights[0].unit == "block"
     return {unit[0]: tuple(unit if is_block else unit[:1]) for unit in units}
+
+
+def unit_calls(setting: Setting, placed: Sequence[Placed]) -> list[tuple[str, tuple[str, ...], bool]]:
+    """List what is wrapped but for the root: kind of group, modules, whether it stays gathered."""
+    return list(_calls(setting, placed, _modules(placed)))
 
 
 def _calls(
@@ -146,6 +157,8 @@ def _group(
 def _with_rule(setting: Setting, made: WrappedGroup, *, keeps: bool) -> WrappedGroup:
     """Say whether a group lets go of its weights after forward, and among how many ranks they stay then."""
     given, size = _given(setting), setting.size("data", "context") // setting.parallel["data"].replicate
+    if setting.wraps_flat:
+        return replace(made, group=replace(made.group, reshards=reshards(setting) and not keeps))
     if keeps or given is False:
         return replace(made, group=replace(made.group, reshards=False))
     part = 0 if made.apart or given in (None, True, size) else int(given or 0)

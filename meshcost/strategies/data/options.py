@@ -85,7 +85,8 @@ class DataParallel(Strategy):
     def _torch_problems(self, setting: Setting) -> Iterator[str]:
         batch, every = setting.batch, syncs_every(setting)
         several = batch.global_batch > batch.micro_batch * setting.batch_ranks
-        if setting.torch.step == 0 and self.strategy not in SHARDS_WEIGHTS and every and several:
+        buckets = self.strategy not in SHARDS_WEIGHTS and not setting.wraps_flat
+        if setting.torch.step == 0 and buckets and every and several:
             yield (
                 "torch.step: 0 has two kinds of buckets where gradients are reduced after every micro-batch. "
                 "Choose 1, or leave it out."

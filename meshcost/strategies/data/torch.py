@@ -4,17 +4,22 @@ Calls    ddp     all_reduce of each bucket of gradients, in the order in which t
          zero1   the same, and a broadcast of each updated weight from its owner
          fsdp    all_gather P forward, all_gather P backward, reduce_scatter P backward, group by group of fully_shard
          HSDP    and all_reduce of each shard over the replicas
+         FullyShardedDataParallel   the same with flat parameters; under NO_SHARD, all_reduce F of each in backward
 Sends    P (d - 1) / d   bytes per call, ring
-Assumes  P is the group with each weight padded along its first dim to a multiple of the ranks
-Source   torch.distributed.fsdp.fully_shard, torch 2.13
+Assumes  P is the group with each weight padded along its first dim to a multiple of the ranks; F is a flat parameter
+Source   torch.distributed.fsdp: fully_shard, FullyShardedDataParallel, torch 2.13
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
 
+from sympy import Expr
+
 from meshcost import symbols as sym
 from meshcost.event import Event, Phase
+from meshcost.models import Weight
 from meshcost.strategies.data import torch_replicated as replicated
+from meshcost.strategies.data.flat_parameter import flat_elements, is_sharded
 from meshcost.strategies.data.fully_shard import WrappedGroup, by_name
 from meshcost.strategies.data.options import DataParallel
 from meshcost.strategies.data.padding import padded
@@ -44,7 +49,7 @@ def _fully_sharded(view: View) -> Iterator[Event]:
 def _group(view: View, name: str, made: WrappedGroup, counts: Counts) -> Iterator[Event]:
     part, precision = (EXPERTS if made.apart else DENSE), view.setting.precision
     trained = tuple(weight for weight in made.weights if weight.trainable)
-    whole = padded(view, made.weights, part.axes) * sym.b_w
+    whole = _elements(view, made.weights, part.axes) * sym.b_w
     phases: tuple[Phase, ...] = ("forward", "backward")
     for phase in phases:
         gather = Draft(
@@ -63,14 +68,15 @@ def _group(view: View, name: str, made: WrappedGroup, counts: Counts) -> Iterato
             split=made.group.part,
         )
         yield from counts.place(again, f"regather {name}", (0,))
+    keeps = not view.setting.wraps_flat or is_sharded(view.setting)
     scatter = Draft(
         "fsdp",
-        "reduce_scatter",
+        "reduce_scatter" if keeps else "all_reduce",
         part.axes,
         "backward",
-        padded(view, trained, part.axes) * sym.b_g,
+        _elements(view, trained, part.axes) * sym.b_g,
         precision.dtype("reduce"),
-        f"sum the gradients of {name}; each rank keeps its shard",
+        f"sum the gradients of {name}" + ("; each rank keeps its shard" if keeps else ""),
     )
     replicas = replace(
         scatter,
@@ -81,3 +87,9 @@ def _group(view: View, name: str, made: WrappedGroup, counts: Counts) -> Iterato
     )
     yield from counts.place(scatter, f"scatter {name}", (0,))
     yield from counts.place(replicas, f"scatter {name}", (1,))
+
+
+def _elements(view: View, weights: tuple[Weight, ...], axes: tuple[str, ...]) -> Expr:
+    """Elements of some weights on all ranks of a group together, padded as their wrapper does."""
+    flat = view.setting.wraps_flat and weights
+    return flat_elements(view, weights, view.axis(*axes)) if flat else padded(view, weights, axes)

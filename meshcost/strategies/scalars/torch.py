@@ -4,6 +4,7 @@ Calls    all_reduce of 4 B over all ranks that saw different tokens (the mean lo
          all_reduce of 4 B for each weight over each axis that shards some of them (clip_grad_norm_ stacks their norms),
          once for the weights of each device mesh; before it an all_reduce of each gradient that is a partial sum
          all_reduce of 4 B over pipeline stages
+         FullyShardedDataParallel.clip_grad_norm_: one all_reduce of 4 B over the ranks of a shard group
 Assumes  clip_grad_norm_ for the weights of one device mesh after the other, since it refuses to mix them
 Source   torch.nn.utils.clip_grad_norm_ and DTensor's norms (torch 2.13)
 """
@@ -14,6 +15,7 @@ from sympy import Add, Expr, Integer
 
 from meshcost.event import Event, Phase
 from meshcost.models import Weight
+from meshcost.strategies.data.flat_parameter import is_sharded
 from meshcost.strategies.scalars.options import Scalars
 from meshcost.strategies.scalars.textbook import loss, reported
 from meshcost.strategies.torch_layout import (
@@ -43,7 +45,7 @@ def events(scalars: Scalars, view: View) -> Iterator[Event]:
         for unit in view.units:
             yield from _partial(view, unit)
         for stage in view.stages:
-            yield from _norms(view, stage)
+            yield from _flat_norm(view, stage) if view.setting.wraps_flat else _norms(view, stage)
         everywhere = Stage(tuple(range(view.mesh.stages)), (), view.values)
         draft = _draft(("pipeline",), "optimizer", _FP32_BYTES, "add up the squares of the gradient norm")
         yield from view.once(draft, everywhere, order=(1,))
@@ -78,6 +80,15 @@ def _norms(view: View, stage: Stage) -> Iterator[Event]:
         for dim, axes in enumerate(dims):
             draft = _draft(axes, "optimizer", size * Add(*found), "add up the norms of all gradients", dtype)
             yield from view.once(draft, stage, order=(0, place, dim))
+
+
+def _flat_norm(view: View, stage: Stage) -> Iterator[Event]:
+    """FullyShardedDataParallel has a method of its own: one number, over the ranks that hold other parts."""
+    if is_sharded(view.setting):
+        draft = _draft(
+            ("data", "context"), "optimizer", _FP32_BYTES, "add up the squares of the gradient norm"
+        )
+        yield from view.once(draft, stage, order=(0,))
 
 
 def _meshes(view: View, unit: Unit) -> dict[Dims, int]:
