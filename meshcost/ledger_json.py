@@ -117,6 +117,7 @@ class _Program(_Record):
     sharding: Sharding | None = None
     reductions: tuple[tuple[Reduction, ...], ...] = ()
     reduces_every: bool = False
+    rebuilt_in: Natural = 0
     updates: tuple[tuple[Text, ...], ...] = ()
     votes: bool = False
 
@@ -165,7 +166,7 @@ def _around(program: Program) -> dict[str, Any]:
     return {name: plain[name] for name in _AROUND}
 
 
-_AROUND = ("sharding", "reductions", "reduces_every", "updates", "votes")
+_AROUND = ("sharding", "reductions", "reduces_every", "rebuilt_in", "updates", "votes")
 
 
 def _totals(ledger: Ledger) -> dict[str, Any]:

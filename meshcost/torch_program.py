@@ -23,20 +23,28 @@ class Reduction:
     """Gradients that are reduced together, once backward has passed the unit at ``ready`` in its stage.
 
     ``part`` is what the walk calls it. ``late``: not before the whole backward has ended. ``every``: in each micro-batch,
-    also where others wait for the last.
+    also where others wait for the last. ``since`` and ``until``: only in micro-batches from that to before that.
     """
 
     part: str
     ready: int
     late: bool = False
     every: bool = False
+    since: int = 0
+    until: int | None = None
+
+    def follows(self, part: Part) -> bool:
+        """Whether it belongs to the reductions of the micro-batch of a part."""
+        at = part.micro_batch or 0
+        return self.since <= at and (self.until is None or at < self.until)
 
 
 @dataclass(frozen=True)
 class TorchProgram(Program):
     """A program with the groups of fully_shard, or with the reductions of each virtual stage in the order of their calls.
 
-    ``reduces_every``: buckets are reduced after every micro-batch, not only the last. ``updates`` are the calls in which
+    ``reduces_every``: buckets are reduced after every micro-batch, not only the last; ``rebuilt_in``: where they are made
+    anew in this step, the micro-batch in which that happens. ``updates`` are the calls in which
     each virtual stage's updated weights are handed out at the end of the step, in order: parts named ``update X``.
     ``votes``: it is the first step, in which stages agree on what they will send.
     """
@@ -44,6 +52,7 @@ class TorchProgram(Program):
     sharding: Sharding | None = None
     reductions: tuple[tuple[Reduction, ...], ...] = ()
     reduces_every: bool = False
+    rebuilt_in: int = 0
     updates: tuple[tuple[str, ...], ...] = ()
     votes: bool = False
 
@@ -86,14 +95,15 @@ class TorchProgram(Program):
             for call in self.reductions[stage]:
                 ready.setdefault(MICRO_BATCH if call.late else labels[call.ready], []).append(call)
         for part in parts:
-            if part.phase == "forward" and part.first and part.label in begins:
-                yield begins[part.label]
+            begins_here = part.micro_batch == self.rebuilt_in and part.label in begins
+            if part.phase == "forward" and begins_here:
+                yield replace(begins[part.label], micro_batch=part.micro_batch)
             yield part
             ends = part.label == MICRO_BATCH and part.micro_batch == self.schedule.micro_batches - 1
             is_due = part.last or self.reduces_every or ends
             if part.phase == "backward" and part.unit != "boundary":
                 for call in ready.get(part.label, ()):
-                    if is_due or call.every:
+                    if (is_due or call.every) and call.follows(part):
                         label = call.part.partition(" ")[2]
                         yield Part(call.part, "backward", part.micro_batch, label)
 

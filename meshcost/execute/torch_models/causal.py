@@ -43,43 +43,72 @@ class Block(nn.Module):
         return made
 
 
+class Decoder(nn.Module):
+    """Embedding, blocks and last norm; a pipeline stage has only some of them."""
+
+    def __init__(self, described: Model, path: str) -> None:
+        """Take the description, and where in the model this is; weights are registered from outside."""
+        super().__init__()
+        outside = (*described.before, *described.after)
+
+        def here(*groups: str) -> tuple[str, ...]:
+            return tuple(name.removeprefix(f"{path}.") for name in _modules(outside, *groups))
+
+        narrow = here("block")
+        self.first = here("embedding", "position")
+        self.into = tuple(name for name in narrow if name == "project_in")
+        self.last = (*here("norm"), *(name for name in narrow if name == "project_out"))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Take token numbers (batch, sequence), or the activations of the stage before."""
+        word, *positions = [self._modules[name] for name in self.first if name in self._modules] or [None]
+        if word is not None:
+            numbers = torch.arange(x.shape[-1], device=x.device)
+            x, places = word(x), [table(numbers) for table in positions if table is not None]
+            x = self._through(self.into, x)
+            for place in places:
+                x = x + place
+        for block in self.blocks.values():
+            x = block(x)
+        return self._through(self.last, x)
+
+    def _through(self, names: Iterable[str], x: torch.Tensor) -> torch.Tensor:
+        for name in names:
+            x = self.get_submodule(name)(x) if name in self._modules else x
+        return x
+
+    @property
+    def blocks(self) -> nn.ModuleDict:
+        """The blocks by number: the only modules here that are numbered."""
+        return next(module for module in self.children() if isinstance(module, nn.ModuleDict))
+
+
 class CausalModel(nn.Module):
     """A decoder with a head; the part of it that one pipeline stage holds has the names of the whole."""
 
     def __init__(self, described: Model) -> None:
         """Take the description; weights are registered from outside."""
         super().__init__()
-        self.path = described.kinds[0].weights[0].name.partition(".{layer}")[0]
-        outside = (*described.before, *described.after)
-        self.first = tuple(_modules(outside, "embedding", "position"))
-        self.narrow = tuple(_modules(outside, "block"))
-        self.last = tuple(_modules(outside, "norm"))
+        self.blocks_path = described.kinds[0].weights[0].name.partition(".{layer}")[0]
+        self.path = self.blocks_path.rpartition(".")[0]
+        inside(self, self.path, {self.path: lambda: Decoder(described, self.path)})
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Take token numbers (batch, sequence), or activations; give logits, or activations for the next stage."""
-        here = dict(self.named_modules())
-        word, *positions = [here[name] for name in self.first if name in here] or [None]
-        if word is not None:
-            into = [here[name] for name in self.narrow if name.endswith("project_in")]
-            numbers = torch.arange(x.shape[-1], device=x.device)
-            x, places = word(x), [table(numbers) for table in positions]
-            for module in into:
-                x = module(x)
-            for place in places:
-                x = x + place
-        for block in self.blocks:
-            x = block(x)
-        ends = (*self.last, *(name for name in self.narrow if name.endswith("project_out")), "lm_head")
-        for name in ends:
-            x = here[name](x) if name in here else x
-        return x
+        """Take token numbers or activations; give logits, or activations for the next stage."""
+        x = self.decoder(x)
+        return self.get_submodule("lm_head")(x) if "lm_head" in self._modules else x
+
+    @property
+    def decoder(self) -> Decoder:
+        """The model without its head."""
+        found = self.get_submodule(self.path)
+        assert isinstance(found, Decoder)
+        return found
 
     @property
     def layers(self) -> nn.ModuleDict:
         """The blocks by number."""
-        found = self.get_submodule(self.path)
-        assert isinstance(found, nn.ModuleDict)
-        return found
+        return self.decoder.blocks
 
     @property
     def blocks(self) -> list[nn.Module]:
@@ -108,10 +137,9 @@ def build(model: Model, *, layers: range | None = None, first: bool = True, last
     made = CausalModel(model)
     here = {"embedding": first, "head": last, "block": True}
     assemble(made, shaped(model, [weight for weight in model.before if here[weight.unit]]), {})
-    owner, _, leaf = made.path.rpartition(".")
-    inside(made, owner, {}).add_module(leaf, nn.ModuleDict())
+    made.decoder.add_module(made.blocks_path.rpartition(".")[2], nn.ModuleDict())
     for layer in layers if layers is not None else range(model.layers):
-        made.layers[str(layer)] = _block(model, layer, made.path)
+        made.layers[str(layer)] = _block(model, layer, made.blocks_path)
     if last:
         assemble(made, shaped(model, model.after), {})
         _tie(made, model, first)

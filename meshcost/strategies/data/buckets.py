@@ -34,18 +34,35 @@ class Filled(NamedTuple):
     late: bool = False
 
 
-def buckets(view: View, stage: int) -> list[Filled]:
-    """List the buckets of one virtual stage in the order in which they are reduced."""
-    weights = reduced(view, stage)
-    torch, step = view.setting.torch, view.setting.torch.step
-    rebuilds = not torch.find_unused_parameters or torch.static_graph
-    if not rebuilds:
+class Round(NamedTuple):
+    """Micro-batches of a step, from ``since`` to before ``until``, and the buckets in which they are reduced, in order."""
+
+    since: int
+    until: int | None
+    buckets: list[Filled]
+
+
+def rounds(view: View, stage: int) -> list[Round]:
+    """List the buckets of one virtual stage: two rounds of them where they are made anew within the step."""
+    weights, torch = reduced(view, stage), view.setting.torch
+    if torch.find_unused_parameters and not torch.static_graph:
         # Never rebuilt: filled in registration order, and reduced from the last to the first.
-        filled = list(_fill(view, weights, _limits(view)))[::-1]
-    elif step is not None and (begin := first_rebuilt(view, stage)) is not None and step < begin:
-        filled = [tuple(weights)]
-    else:
-        filled = list(_fill(view, arriving(view, weights), _limits(view)))
+        registered = list(_fill(view, weights, _limits(view)))[::-1]
+        return [Round(0, None, _ready(view, stage, registered))]
+    first = Round(0, None, _ready(view, stage, [tuple(weights)] if weights else []))
+    rebuilt = Round(0, None, _ready(view, stage, _fill(view, arriving(view, weights), _limits(view))))
+    begin = rebuilt_at(view, stage)
+    if torch.step is None or begin is None or torch.step > begin[0]:
+        return [rebuilt]
+    if torch.step < begin[0]:
+        return [first]
+    before = [first._replace(until=begin[1])] if begin[1] else []
+    return [*before, rebuilt._replace(since=begin[1])]
+
+
+def _ready(view: View, stage: int, filled: Iterable[tuple[Placed, ...]]) -> list[Filled]:
+    """Say of each bucket when all of its gradients have arrived."""
+    weights = reduced(view, stage)
     first = min((x.place for x in placed_weights(view.setting, view.program.units, stage)), default=0)
     late, is_late = late_weights(view), False
     made, ready = [], max((x.place for x in weights), default=0)
@@ -77,12 +94,18 @@ def arriving(view: View, weights: Sequence[Placed]) -> list[Placed]:
     )
 
 
-def first_rebuilt(view: View, stage: int) -> int | None:
-    """First step whose buckets follow the order in which gradients arrived in the first reduction; None: never."""
-    if syncs_every(view.setting) and view.program.schedule.micro_batches > 1:
-        return 0
+def rebuilt_at(view: View, stage: int) -> tuple[int, int] | None:
+    """First step and micro-batch whose buckets follow the order in which gradients arrived before; None: never."""
+    after = 2 if view.setting.torch.static_graph else 1
+    if reduces_every(view):
+        return divmod(after, view.program.schedule.micro_batches)
     reduced_in = first_summed(view.program.schedule, stage)
-    return None if reduced_in is None else reduced_in + (2 if view.setting.torch.static_graph else 1)
+    return None if reduced_in is None else (reduced_in + after, 0)
+
+
+def reduces_every(view: View) -> bool:
+    """Whether gradients are reduced after each micro-batch; stages of a pipeline wait for the last."""
+    return syncs_every(view.setting) and view.mesh.stages == 1
 
 
 def reduced(view: View, stage: int) -> list[Placed]:

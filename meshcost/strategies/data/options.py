@@ -79,18 +79,7 @@ class DataParallel(Strategy):
                 yield f"parallel.data.{name}: {self.strategy} does not shard weights. Leave it out, or choose zero3 or fsdp."
         if self.replicate > 1 and not shards:
             yield f"parallel.data.replicate: {self.strategy} does not shard weights. Leave it out, or choose zero3 or fsdp."
-        yield from self._torch_problems(setting)
         yield from self._batch_problems(setting)
-
-    def _torch_problems(self, setting: Setting) -> Iterator[str]:
-        batch, every = setting.batch, syncs_every(setting)
-        several = batch.global_batch > batch.micro_batch * setting.batch_ranks
-        buckets = self.strategy not in SHARDS_WEIGHTS and not setting.wraps_flat
-        if setting.torch.step == 0 and buckets and every and several:
-            yield (
-                "torch.step: 0 has two kinds of buckets where gradients are reduced after every micro-batch. "
-                "Choose 1, or leave it out."
-            )
 
     def _batch_problems(self, setting: Setting) -> Iterator[str]:
         batch, ranks = setting.batch, setting.batch_ranks

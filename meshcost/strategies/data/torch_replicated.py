@@ -17,11 +17,11 @@ from meshcost.event import Event, Phase, Site
 from meshcost.strategies.data.buckets import (
     bucket_elements,
     bucket_name,
-    buckets,
-    first_rebuilt,
     gradient_dtype,
     owners,
+    rebuilt_at,
     reduced,
+    rounds,
 )
 from meshcost.strategies.data.options import DataParallel, syncs_every
 from meshcost.strategies.data.placed import Placed
@@ -39,7 +39,7 @@ def events(data: DataParallel, view: View) -> Iterator[Event]:
     sent = _COMPRESSED.get(view.setting.torch.comm_hook or "", stored)
     drafts: dict[str, Draft] = {}
     for stage in range(len(view.program.units)):
-        for bucket in buckets(view, stage):
+        for bucket in (bucket for each in rounds(view, stage) for bucket in each.buckets):
             name = f"bucket {bucket_name(view, bucket.weights)}"
             why = f"sum the gradients of {_number(len(bucket.weights), 'weight')} in a bucket"
             drafts.setdefault(name, _draft(view, "all_reduce", bucket.weights, sent, why))
@@ -62,10 +62,13 @@ def _agreed(view: View, stage: int, counts: Counts) -> Iterator[Event]:
     host = (view.program.schedule.host(stage),)
     used = _small(view, "all_reduce", 4 * weights, "agree on unused weights")
     yield from counts.place(used, f"bucket map of {weights} weights", (0,))
-    begins = torch.step is not None and torch.step == first_rebuilt(view, stage)
+    begin = rebuilt_at(view, stage)
+    begins = begin is not None and begin[0] == torch.step
     if begins and (torch.static_graph or not torch.find_unused_parameters):
         order = _small(view, "broadcast", 4 * (weights + 1), "agree on the order of gradients")
-        sizes = _small(view, "broadcast", 4 * len(buckets(view, stage)), "agree on the sizes of buckets")
+        sizes = _small(
+            view, "broadcast", 4 * len(rounds(view, stage)[-1].buckets), "agree on the sizes of buckets"
+        )
         yield from view.at(order, Integer(1), Site(f"begin {stage}", (0,)), host, view.values)
         yield from view.at(sizes, Integer(1), Site(f"begin {stage}", (1,)), host, view.values)
     if torch.broadcast_buffers and torch.buffer_bytes and view.mesh.stages == 1:

@@ -5,9 +5,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from meshcost.program import Program
-from meshcost.strategies.data.buckets import Filled, arriving, bucket_name, buckets, late_weights, reduced
+from meshcost.strategies.data.buckets import (
+    Filled,
+    arriving,
+    bucket_name,
+    late_weights,
+    rebuilt_at,
+    reduced,
+    reduces_every,
+    rounds,
+)
 from meshcost.strategies.data.fully_shard import sharding_of
-from meshcost.strategies.data.options import syncs_every
 from meshcost.strategies.data.torch_replicated import handed_out
 from meshcost.strategies.torch_layout import is_partial, partial_name, replicates, shards_weights
 from meshcost.strategies.view import View
@@ -29,21 +37,33 @@ def torch_program(view: View) -> Program:
     return replace(
         plain,
         reductions=tuple(tuple(_reductions(view, stage)) for stage in stages),
-        reduces_every=syncs_every(view.setting) and view.mesh.stages == 1,
+        reduces_every=reduces_every(view),
+        rebuilt_in=_rebuilt_in(view),
         updates=tuple(tuple(_updates(view, stage)) for stage in stages) if updates else (),
     )
+
+
+def _rebuilt_in(view: View) -> int:
+    """Micro-batch in which ranks agree on their buckets, where they do so in this step."""
+    begin = rebuilt_at(view, 0)
+    return begin[1] if begin else 0
 
 
 def _reductions(view: View, stage: int) -> Iterator[Reduction]:
     """Yield what a stage reduces; where torch looks for unused weights, a map of them too."""
     torch = view.setting.torch
     used_map = f"bucket map of {len(reduced(view, stage))} weights"
-    filled = buckets(view, stage)
+    made = rounds(view, stage)
+    if not made[-1].buckets:
+        return
     if torch.static_graph and torch.step == 0:
-        yield Reduction(used_map, filled[0].ready)
-    yield from _at_end(view, stage, filled)
+        yield Reduction(used_map, made[0].buckets[0].ready, until=1 if reduces_every(view) else None)
+    for each in made:
+        for reduction in _at_end(view, stage, each.buckets):
+            yield replace(reduction, since=each.since, until=each.until)
     if torch.find_unused_parameters and not torch.static_graph:
-        yield Reduction(used_map, filled[-1].ready, filled[-1].late)
+        last = made[-1].buckets[-1]
+        yield Reduction(used_map, last.ready, last.late)
 
 
 def _at_end(view: View, stage: int, filled: Sequence[Filled]) -> Iterator[Reduction]:
