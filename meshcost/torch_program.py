@@ -5,7 +5,7 @@ They call when a pass enters a unit or leaves it, so their calls are parts of th
 made whole before).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from meshcost.flat_sharding import machine_of
@@ -24,6 +24,7 @@ class Reduction:
 
     ``part`` is what the walk calls it. ``late``: not before the whole backward has ended. ``every``: in each micro-batch,
     also where others wait for the last. ``since`` and ``until``: only in micro-batches from that to before that.
+    ``upto``: before those events of the unit that have a later order.
     """
 
     part: str
@@ -32,6 +33,7 @@ class Reduction:
     every: bool = False
     since: int = 0
     until: int | None = None
+    upto: tuple[int, ...] | None = None
 
     def follows(self, part: Part) -> bool:
         """Whether it belongs to the reductions of the micro-batch of a part."""
@@ -98,14 +100,27 @@ class TorchProgram(Program):
             begins_here = part.micro_batch == self.rebuilt_in and part.label in begins
             if part.phase == "forward" and begins_here:
                 yield replace(begins[part.label], micro_batch=part.micro_batch)
-            yield part
             ends = part.label == MICRO_BATCH and part.micro_batch == self.schedule.micro_batches - 1
             is_due = part.last or self.reduces_every or ends
-            if part.phase == "backward" and part.unit != "boundary":
-                for call in ready.get(part.label, ()):
-                    if (is_due or call.every) and call.follows(part):
-                        label = call.part.partition(" ")[2]
-                        yield Part(call.part, "backward", part.micro_batch, label)
+            is_passed = part.phase == "backward" and part.unit != "boundary"
+            calls = [x for x in ready.get(part.label, ()) if (is_due or x.every) and x.follows(part)]
+            yield from _followed(part, calls if is_passed else [])
+
+
+def _followed(part: Part, calls: Sequence[Reduction]) -> Iterator[Part]:
+    """Follow a part by reductions, and interrupt it by those that come before its end."""
+    early = [call for call in calls if call.upto is not None]
+    edge = early[0].upto if early else None
+    if early:
+        yield replace(part, upto=edge)
+        yield from _reduced(part, early)
+    yield replace(part, above=edge)
+    yield from _reduced(part, [call for call in calls if call.upto is None])
+
+
+def _reduced(part: Part, calls: Iterable[Reduction]) -> Iterator[Part]:
+    for call in calls:
+        yield Part(call.part, "backward", part.micro_batch, call.part.partition(" ")[2])
 
 
 class _Walk:

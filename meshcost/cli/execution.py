@@ -90,8 +90,14 @@ def trace(  # noqa: PLR0913, PLR0917 - one argument for each option that a perso
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Every rank.")] = False,
     steps: Annotated[
-        int, typer.Option(min=1, max=100, help="Steps to run. The last one stands for all that follow.")
-    ] = 3,
+        int | None,
+        typer.Option(
+            min=1,
+            max=100,
+            help="Steps to run; else as many as reach the one that all following are like.",
+            show_default=False,
+        ),
+    ] = None,
     scale: Annotated[
         bool, typer.Option("--scale", help="A smaller model of the same family: fewer blocks, and narrower.")
     ] = False,

@@ -102,14 +102,15 @@ class TraceCheck:
     """What ``meshcost trace`` was asked to do.
 
     ``rank`` is one rank, ``every`` means all of them; otherwise one of each pipeline stage is looked at, and every one
-    where all are run, which is ``real``. ``scale`` runs a smaller model of the same family. Raises JobError or
+    where all are run, which is ``real``. ``steps`` is how many are run; None is as many as reach the steady state, and the
+    step that the job asks for. ``scale`` runs a smaller model of the same family. Raises JobError or
     ExecutionError for what cannot be run.
     """
 
     path: Path
     rank: int | None = None
     every: bool = False
-    steps: int = 3
+    steps: int | None = None
     real: bool = False
     scale: bool = False
     notes: list[str] = field(default_factory=list)
@@ -161,7 +162,13 @@ class TraceCheck:
         """How it is run, in a sentence."""
         ranks = f"{self.job.world_size:,} rank{'s' if self.job.world_size > 1 else ''}"
         where = f"{ranks} as real processes over Gloo" if self.real else f"a fake process group of {ranks}"
-        return f"PyTorch's own code on {where}, {self.steps} step{'s' if self.steps > 1 else ''}."
+        return f"PyTorch's own code on {where}, {self.count} step{'s' if self.count > 1 else ''}."
+
+    @cached_property
+    def count(self) -> int:
+        """How many steps are run."""
+        asked = self.job.torch.step or 0
+        return self.steps if self.steps is not None else max(self._first_steady, asked) + 1
 
     def named(self, step: int) -> str:
         """A step by its number, and whether all that follow it are predicted to be like it."""
@@ -184,11 +191,11 @@ class TraceCheck:
         """What a person should know of the steps that were run."""
         first, asked = self._first_steady, self.job.torch.step
         found = []
-        if first >= self.steps:
+        if first >= self.count:
             found.append(
                 f"No steady state was reached: it begins with step {first}. --steps {first + 1} runs it."
             )
-        if asked is not None and asked >= self.steps:
+        if asked is not None and asked >= self.count:
             found.append(f"torch.step: step {asked} was not run. --steps {asked + 1} runs it.")
         return found
 
@@ -229,16 +236,16 @@ class TraceCheck:
 
         ranks = self.ranks
         if self.real:
-            recordings = trace(self.job, ranks, steps=self.steps, real=True)
+            recordings = trace(self.job, ranks, steps=self.count, real=True)
         for rank in ranks:
-            recording = recordings[rank] if self.real else trace(self.job, [rank], steps=self.steps)[rank]
+            recording = recordings[rank] if self.real else trace(self.job, [rank], steps=self.count)[rank]
             yield from self.hold(recording)
             progress(rank)
 
     def hold(self, recording: Recording) -> Iterator[StepCheck]:
         """Hold each step of a recording against its prediction."""
         counted = recording.about.get(TCP)
-        for step in range(self.steps):
+        for step in range(self.count):
             predicted = list(self._ledger(step).calls(recording.rank))
             observed = recording.at_step(step).calls
             measured = Bytes(*counted[step]) if counted else None

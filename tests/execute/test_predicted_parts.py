@@ -84,6 +84,7 @@ RINGS = {
     "recomputed": job(DENSE, {**fsdp(2), **ring(2)}, recompute="full"),
     "frozen first block": job(DENSE, {**fsdp(2), **ring(2)}, freeze=FROZEN),
     "latent attention": job(LATENT, {**fsdp(2), **ring(2)}),
+    "replicas around a ring": job(DENSE, {"data": 2, **ring(2)}, micro_batches=2, torch=BUCKETS),
     "with tensor": job(DENSE, {**fsdp(2), **ring(2), **TENSOR}),
     "with stages": job(DENSE, {**fsdp(2), **ring(2), **STAGES}, micro_batches=2),
 }

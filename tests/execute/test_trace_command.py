@@ -45,7 +45,7 @@ def test_a_difference_is_shown_with_its_likely_reason_and_exits_1(run, path, mon
         return type(ledger)(kept, ledger.mesh, ledger.program, about=ledger.about)
 
     monkeypatch.setattr(trace_check, "analyze", one_forgotten)
-    done = run("trace", path, "--steps", "1")
+    done = run("trace", path)
     assert done.code == 1
     assert "mismatch: fsdp on data 2 (torch " in done.out
     # The embedding and the head are in no unit of their own here.

@@ -182,7 +182,7 @@ def test_a_trace_is_what_was_recorded(
 
 
 #: Jobs small enough to be computed, whose calls must be the same where everything is pretended.
-PRETENDED = {"fsdp2_tied_w8", "ddp_findunused_w2", "tp2_sp_vp_lossparallel", "pp2_fsdp2_tp2_1f1b", "pp2_zbv"}
+PRETENDED = {"ddp_findunused_w2", "tp2_sp_vp_lossparallel", "pp2_fsdp2_1f1b"}
 
 
 @pytest.mark.parametrize(
@@ -252,15 +252,15 @@ def test_the_calls_of_a_step_know_their_module():
 @pytest.mark.slow
 def test_a_large_model_on_thousands_of_ranks_needs_no_memory():
     job = Job(
-        model="llama-3-70b",
+        model="llama-3-8b",
         parallel=fsdp(4096),
         batch={"sequence": 4096, "global_batch": 4096},
         precision=BF16_FP32,
     )
     (recording,) = trace(job, [0], steps=1).values()
     calls = [call for call in recording if call.phase in ("forward", "backward") and len(call.ranks) == 4096]
-    # 80 blocks and the root: gathered, gathered again without the root, scattered; and the mean loss.
+    # 32 blocks and the root: gathered, gathered again without the root, scattered; and the mean loss.
     assert [
         sum(call.op == op for call in calls) for op in ("all_gather", "reduce_scatter", "all_reduce")
-    ] == [161, 81, 1]
-    assert recording.calls[-1].payload_bytes == 4 * 723
+    ] == [65, 33, 1]
+    assert recording.calls[-1].payload_bytes == 4 * 291

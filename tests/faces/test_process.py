@@ -167,11 +167,11 @@ def test_completion_can_be_shown_for_a_shell():
 def test_what_completes_are_the_real_names():
     from meshcost.cli.options import Profile, complete_clusters, complete_models, complete_operations
     from meshcost.clusters import clusters
-    from meshcost.collectives.operations import OPERATIONS
+    from meshcost.collectives.operations import OPERATIONS, OTHERS
     from meshcost.job import Framework
     from meshcost.models import catalogue
 
-    assert set(complete_operations("")) == set(OPERATIONS)
+    assert set(complete_operations("")) == {*OPERATIONS, *OTHERS}
     assert set(complete_models("")) == set(catalogue())
     assert set(complete_clusters("")) == set(clusters())
     assert set(Profile) == set(get_args(Framework))

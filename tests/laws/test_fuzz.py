@@ -187,7 +187,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         "a: " + "9" * 200_000,
         "a: 0x" + "f" * 200_000,
         "a: " + "x" * 900_000,
-        "".join(f"k{i}: {i}\n" for i in range(50_000)),
+        "".join(f"k{i}: {i}\n" for i in range(20_000)),
         "? [a]\n: b",
         "{{a: b}: c}",
         "? {a: b}\n: c",

@@ -4,7 +4,7 @@ import json
 from collections import Counter
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 
 from meshcost import testing
 from meshcost.errors import FormulaError, JobError
@@ -37,6 +37,7 @@ def test_counts_are_those_of_the_calls(drawn: Job):
         assert stated == made
 
 
+@settings(max_examples=20)
 @given(testing.jobs())
 def test_json_is_the_identity(drawn: Job):
     written = analyze(under_torch(drawn)).to_dict()

@@ -11,7 +11,8 @@ from sympy import Add, Expr
 from meshcost.formula import value
 from meshcost.strategies.data.options import syncs_every
 from meshcost.strategies.data.placed import TIED_HEAD, Placed, placed_weights
-from meshcost.strategies.data.use_order import in_use_order
+from meshcost.strategies.data.use_order import behind_attention, in_use_order
+from meshcost.strategies.regions import BACKWARD, INSIDE, attention_region
 from meshcost.strategies.torch_layout import module_of, planned_modules
 from meshcost.strategies.view import View
 from meshcost.torch_schedule import first_summed
@@ -26,12 +27,14 @@ FIRST_MIB, DEFAULT_MIB = 1, 25
 class Filled(NamedTuple):
     """Weights whose gradients are reduced together; ``ready`` is the place of the last unit that backward has to pass.
 
-    ``late``: some of their gradients arrive only when the whole backward has ended.
+    ``late``: some of their gradients arrive only when the whole backward has ended. ``upto``: all arrive before the events
+    of that unit that have a later order.
     """
 
     weights: tuple[Placed, ...]
     ready: int
     late: bool = False
+    upto: tuple[int, ...] | None = None
 
 
 class Round(NamedTuple):
@@ -65,14 +68,35 @@ def _ready(view: View, stage: int, filled: Iterable[tuple[Placed, ...]]) -> list
     weights = reduced(view, stage)
     first = min((x.place for x in placed_weights(view.setting, view.program.units, stage)), default=0)
     late, is_late = late_weights(view), False
-    made, ready = [], max((x.place for x in weights), default=0)
+    made, ready = [], max((x.place for x in weights), default=0) + 1
+    behind = _behind_attention(view, stage)
+    upto: tuple[int, ...] | None = None
     for group in filled:
         # A bucket waits for those before it.
         is_late |= any(x.weight.name in late for x in group)
-        ready = first if is_late else min(ready, *(x.place for x in group))
+        passed, ready = ready, first if is_late else min(ready, *(x.place for x in group))
+        edges = {behind.get(x.name) for x in group if x.place == ready}
+        if is_late or None in edges:
+            upto = None
+        elif ready < passed:
+            (upto,) = edges
         # In a pipeline the end of a backward comes before its message to the next stage.
-        made.append(Filled(group, ready - first, is_late and view.mesh.stages == 1))
+        made.append(Filled(group, ready - first, is_late and view.mesh.stages == 1, upto))
     return made
+
+
+def _behind_attention(view: View, stage: int) -> dict[str, tuple[int, ...]]:
+    """Weights that are used after attention around a ring, and the order that its backward has not reached then."""
+    if view.mesh.size("context") == 1:
+        return {}
+    ordered = in_use_order(reduced(view, stage), view.setting.model)
+    numbers = {kind.name: attention_region(kind) or 0 for kind in view.setting.model.kinds}
+    behind = behind_attention(ordered)
+    return {
+        item.name: BACKWARD.order(numbers[item.label.rpartition(" ")[0]], INSIDE + 1)
+        for item in ordered
+        if item.name in behind
+    }
 
 
 def late_weights(view: View) -> frozenset[str]:

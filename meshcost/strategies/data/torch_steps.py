@@ -84,7 +84,9 @@ def _full(view: View, waiting: deque[tuple[Filled, set[str]]]) -> Iterator[Reduc
     """Take the buckets at the front that miss no gradient."""
     while waiting and not waiting[0][1]:
         bucket, _ = waiting.popleft()
-        yield Reduction(f"bucket {bucket_name(view, bucket.weights)}", bucket.ready, bucket.late)
+        yield Reduction(
+            f"bucket {bucket_name(view, bucket.weights)}", bucket.ready, bucket.late, upto=bucket.upto
+        )
 
 
 def _updates(view: View, stage: int) -> Iterator[str]:

@@ -37,6 +37,9 @@ _IN_ATTENTION = tuple(
     )
 )
 
+#: The last of them follows when tokens have met.
+_OUT = len(_IN_ATTENTION) - 1
+
 #: And inside an MLP: tokens are routed before experts work on them, and shared experts work last.
 _IN_MLP = tuple(re.compile(pattern) for pattern in (r"\.(gate|router)\.", r"", r"\.shared_experts?\."))
 
@@ -53,6 +56,19 @@ def in_use_order(weights: Iterable[Placed], model: Model) -> list[Placed]:
         return item.place, *(_told(order, item.name) if order else _named(item))
 
     return _biases_placed(sorted(weights, key=slot))
+
+
+def behind_attention(weights: Sequence[Placed]) -> set[str]:
+    """Names of the weights of blocks that are used after tokens have met, of all weights in the order of use."""
+    found: set[str] = set()
+    met: set[int] = set()
+    for item in reversed(weights):
+        attends = _SLOTS[_ATTENTION].search(item.name) is not None
+        if attends and _find(_IN_ATTENTION, item.name, other=3) < _OUT:
+            met.add(item.place)
+        elif item.weight.unit == "block" and item.place not in met:
+            found.add(item.name)
+    return found
 
 
 def _told(order: Sequence[str], name: str) -> tuple[int, int]:
