@@ -31,7 +31,8 @@ def test_equal_calls_are_said_and_exit_0(run, path):
     done = run("trace", path, "--all")
     assert done.code == 0, done.out + done.err
     assert "llama: fsdp on data 2 (torch " in done.out
-    assert "2 (steady state)" in done.out
+    assert "1 step." in done.out  # which is steady at once
+    assert "0 (steady state)" in done.out
     assert "of 2 ranks, each as predicted and in order." in done.out
 
 
