@@ -118,7 +118,7 @@ def sentences(
     ``known`` lists the fields that may stand at a path, ``examples`` say how a field that is missing or of the wrong kind
     could be written.
     """
-    items = error.errors()
+    items = _of_one_branch(error.errors())
     found = [
         sentence.removeprefix(": ")  # of what is wrong as a whole
         for item in items[:_MOST_SENTENCES]
@@ -129,7 +129,7 @@ def sentences(
 
 
 def _sentences(item: Any, known: Any, examples: Mapping[str, str]) -> list[str]:
-    path = ".".join(str(part) for part in item["loc"] if part not in _NO_PART_OF_A_PATH)
+    path = _path(item)
     kind, context = item["type"], item.get("ctx", {})
     example = f" Write it as {examples[path]}." if path in examples else ""
     match kind:
@@ -152,6 +152,23 @@ def _sentences(item: Any, known: Any, examples: Mapping[str, str]) -> list[str]:
 
 #: What Pydantic puts into a path and no file has.
 _NO_PART_OF_A_PATH = ("int", "function-before", "[key]")
+
+#: The same for one of several types that may stand at a place.
+_BRANCH = re.compile(r"(literal|tuple)\[.*\]", re.DOTALL)
+
+
+def _path(item: Any) -> str:
+    parts = (str(part) for part in item["loc"] if part not in _NO_PART_OF_A_PATH)
+    return ".".join(part for part in parts if not _BRANCH.fullmatch(part))
+
+
+def _of_one_branch(items: list[Any]) -> list[Any]:
+    """Keep of each place that may hold several types what the first of them says."""
+    found: dict[Any, Any] = {}
+    for number, item in enumerate(items):
+        branches = any(_BRANCH.fullmatch(str(part)) for part in item["loc"])
+        found.setdefault(_path(item) if branches else number, item)
+    return list(found.values())
 
 
 def _no_choice(value: Any, expected: str) -> str:

@@ -216,6 +216,8 @@ class Ledger:
 
         Raises LedgerError, naming the file, for anything else.
         """
+        if str(path).lstrip().startswith("{"):
+            raise LedgerError("from_json reads a file: give its path. from_dict takes what is in it.")
         ledger: Ledger = import_module("meshcost.ledger_json").from_file(Path(path))
         return ledger
 

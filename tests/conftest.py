@@ -15,7 +15,7 @@ from meshcost.execute.call_kinds import CallLike
 from meshcost.execute.recording_compare import differences, first_out_of_order, text_of
 
 settings.register_profile("dev", max_examples=50, deadline=None)
-settings.register_profile("ci", max_examples=50, deadline=None, derandomize=True, print_blob=True)
+settings.register_profile("ci", max_examples=25, deadline=None, derandomize=True, print_blob=True)
 _default = "ci" if os.environ.get("CI") == "true" else "dev"
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", _default))
 

@@ -52,6 +52,9 @@ app.command(context_settings={"allow_interspersed_args": False})(record)
 
 def main() -> None:
     """Run the command line; exits 0, or 2 after one sentence for each problem."""
+    if sys.stdout is None:  # closed by whoever started this
+        say(["meshcost: there is no standard output to write to."])
+        sys.exit(2)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a name may hold letters that the terminal lacks

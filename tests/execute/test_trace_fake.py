@@ -82,11 +82,9 @@ EVERYTHING = tensor(2, sequence=True, vocabulary=True, loss=True)
 #: Name of the recording, the job, options of torch, steps.
 CASES: list[tuple[str, Job, dict[str, Any], int]] = [
     ("fsdp2_default_w8", toy(fsdp(8)), {}, 1),
-    ("fsdp2_2steps_w8", toy(fsdp(8)), {}, 2),
     ("fsdp2_raf_true_w8", toy(fsdp(8)), {"reshard_after_forward": True}, 1),
     ("fsdp2_raf_false_w8", toy(fsdp(8, reshard_after_forward=False)), {}, 1),
     ("fsdp2_raf_int2_w8", toy(fsdp(8)), {"reshard_after_forward": 2}, 1),
-    ("hsdp_2x4", toy(fsdp(8, replicate=2)), {}, 1),
     ("hsdp_2x4_mp", toy(fsdp(8, replicate=2), precision=BF16_FP32), {}, 1),
     ("fsdp2_bf16_fp32_w8", toy(fsdp(8), precision=BF16_FP32), {}, 1),
     ("fsdp2_bf16_bf16_w8", toy(fsdp(8), precision={"weights": "bf16"}), {}, 1),
@@ -96,18 +94,15 @@ CASES: list[tuple[str, Job, dict[str, Any], int]] = [
     ("fsdp2_wrapemb_w8", toy(fsdp(8)), {"units": SEPARATE_UNITS}, 1),
     ("fsdp2_world1", toy(fsdp(1)), {}, 1),
     ("fsdp2_accum2_plain_w8", toy(fsdp(8), micro_batches=2), {}, 1),
-    ("fsdp2_accum2_gsync_w8", toy(fsdp(8), micro_batches=2), LAST, 1),
     (
         "fsdp2_accum2_gsync_lastbwd_w8",
         toy(fsdp(8), micro_batches=2),
         {**LAST, "set_is_last_backward": True},
         1,
     ),
-    ("fsdp2_default_gloo_w4", toy(fsdp(4)), {}, 1),
     ("ddp_default_w2", toy({"data": 2}, clip=False), {}, 3),
     ("ddp_cap2_w4", toy({"data": 4}, clip=False), {"bucket_cap_mb": 2}, 3),
     ("ddp_findunused_w2", toy({"data": 2}, clip=False), {"find_unused_parameters": True}, 3),
-    ("ddp_bucketview_w2", toy({"data": 2}, clip=False), {"gradient_as_bucket_view": True}, 3),
     ("zero1_w4", toy({"data": {"strategy": "zero1", "size": 4}}, clip=False), {}, 2),
     ("tp2_plain", toy(tensor(2)), {}, 1),
     ("tp4_plain_kv4", toy(tensor(4), num_key_value_heads=4), {}, 1),
@@ -115,9 +110,7 @@ CASES: list[tuple[str, Job, dict[str, Any], int]] = [
     ("tp2_pmi_ac", toy(tensor(2), clip=False, recompute="full"), {"prepare_module_input": True}, 1),
     ("tp2_sp", toy(tensor(2, sequence=True)), {}, 1),
     ("tp2_sp_ac", toy(tensor(2, sequence=True), clip=False, recompute="full"), {"optimizer": None}, 1),
-    ("tp2_sp_foreachfalse", toy(tensor(2, sequence=True)), {"foreach": False, "clip_foreach": False}, 1),
     ("tp2_sp_vp_lossparallel", toy(EVERYTHING), {}, 1),
-    ("tp2_sp_vp_lossparallel_gloo", toy(EVERYTHING), {}, 1),
     ("tp2_vp_lossparallel", toy(tensor(2, vocabulary=True, loss=True)), {}, 1),
     ("fsdp4_tp2_plain", toy({**fsdp(4), **tensor(2)}), {}, 1),
     ("fsdp4_tp2_sp_vp_lp", toy({**fsdp(4), **EVERYTHING}), {}, 1),
@@ -127,8 +120,6 @@ CASES: list[tuple[str, Job, dict[str, Any], int]] = [
     ("pp2_int1f1b", staged(pipeline(2, "interleaved_1f1b")), {}, 1),
     ("pp2_intzb", staged(pipeline(2, "interleaved_zb")), {}, 1),
     ("pp2_zbv", staged(pipeline(2, "zbv")), {}, 1),
-    ("pp4_Schedule1F1B_fake", staged(pipeline(4, "1f1b"), 8), {}, 1),
-    ("pp4_ScheduleGPipe_fake", staged(pipeline(4, "gpipe"), 8), {}, 1),
     *(
         (f"pp4_Schedule{name}_fake", staged(pipeline(4, schedule), 8, num_hidden_layers=8), {}, 1)
         for name, schedule in (
@@ -139,7 +130,6 @@ CASES: list[tuple[str, Job, dict[str, Any], int]] = [
         )
     ),
     ("pp2_fsdp2_1f1b", staged({**pipeline(2, "1f1b"), **fsdp(2)}), {}, 1),
-    ("pp2_fsdp2_gpipe", staged({**pipeline(2, "gpipe"), **fsdp(2)}), {}, 1),
     (
         "pp2_fsdp2_raffalse_1f1b",
         staged({**pipeline(2, "1f1b"), **fsdp(2)}),
@@ -153,7 +143,6 @@ CASES: list[tuple[str, Job, dict[str, Any], int]] = [
         1,
     ),
     ("pp2_ddp2_1f1b_2steps", staged({**pipeline(2, "1f1b"), "data": 2}), {}, 2),
-    ("pp2_ddp2_gpipe_2steps", staged({**pipeline(2, "gpipe"), "data": 2}), {}, 2),
 ]
 
 
