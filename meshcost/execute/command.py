@@ -20,7 +20,11 @@ from meshcost.execute.verify import Settings, verify, verify_step
 from meshcost.job import analyze, load
 from meshcost.measurement import Measurement
 
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_UNITS = {"": 1, "B": 1} | {
+    f"{letter}{unit}": base**power
+    for power, letter in enumerate("KMGT", 1)
+    for unit, base in (("B", 1000), ("IB", 1024))
+}
 
 
 @dataclass(frozen=True)
@@ -86,13 +90,14 @@ class Request:
     def notes(self) -> list[str]:
         """What is said before anything starts: how much memory it takes, and what the figures will be about."""
         self._check_files()
+        if self.step and not launched():
+            # Before its calls are listed, of which a large job has many.
+            self.step.check()
         planned = self.planned
         require_torch()
         world = self.step.world if self.step else max(max(case.members) for case in planned) + 1
         if self._device[0] == "nccl" and not launched():
             check_ranks(world)
-        if self.step and not launched():
-            self.step.check()
         notes = [] if launched() else [bound(planned, world=world)]
         if self.step and self.cap != "none":
             notes.append(

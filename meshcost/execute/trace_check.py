@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from meshcost.errors import ExecutionError, JobError
+from meshcost.errors import ExecutionError, JobError, MeshcostError
 from meshcost.execute.counters import Bytes
 from meshcost.execute.crew import require_torch
 from meshcost.execute.plan import free_bytes
@@ -238,7 +238,15 @@ class TraceCheck:
         if self.real:
             recordings = trace(self.job, ranks, steps=self.count, real=True)
         for rank in ranks:
-            recording = recordings[rank] if self.real else trace(self.job, [rank], steps=self.count)[rank]
+            try:
+                recording = recordings[rank] if self.real else trace(self.job, [rank], steps=self.count)[rank]
+            except MeshcostError:
+                raise
+            except Exception as error:  # whatever torch, or what it calls, stops with
+                first = " ".join(str(error).split(".")[0].split())
+                raise ExecutionError(
+                    f"trace: PyTorch stopped with {type(error).__name__}: {first}."
+                ) from error
             yield from self.hold(recording)
             progress(rank)
 

@@ -21,6 +21,9 @@ _UNKNOWN = {
     "buffer_bytes": "the models of trace have no buffers. Leave it out, or record your own code (meshcost record).",
 }
 
+#: Data types of weights that a trace computes with.
+_COMPUTED = ("fp64", "fp32", "tf32", "bf16", "fp16")
+
 
 def trace_problems(job: Job, *, real: bool = False) -> Iterator[str]:
     """Say what of a job cannot be traced: where, why, and what could be."""
@@ -28,6 +31,10 @@ def trace_problems(job: Job, *, real: bool = False) -> Iterator[str]:
     for name, why in _UNKNOWN.items():
         if getattr(job.torch, name) != type(job.torch).model_fields[name].default:
             yield f"torch.{name}: {why}"
+    if (dtype := job.precision.dtype("weights")) not in _COMPUTED:
+        yield f"precision.weights: torch cannot compute with {dtype} on a CPU. Choose {', '.join(_COMPUTED)}."
+    if job.torch.parameters_as_bucket_view and not real:
+        yield "torch.parameters_as_bucket_view: torch gives weights other numbers, which the fake group lacks. Add --real."
     if job.torch.static_graph and job.micro_batches > 1 and not syncs_every(job.setting):
         yield (
             "torch.static_graph: PyTorch 2.13 stops with an internal error where the first micro-batch is not reduced. "

@@ -6,6 +6,7 @@ from meshcost.schedule import Schedule
 from meshcost.strategies.data.flat_rules import wrapper_problems
 from meshcost.strategies.data.options import SHARDS_WEIGHTS
 from meshcost.strategies.data.padding import placement_problems
+from meshcost.strategies.data.unit_rules import unit_problems
 from meshcost.strategies.setting import Setting, divisors, one_of
 from meshcost.torch_schedule import HALVED, LISTED, WRITTEN, refused
 
@@ -25,7 +26,10 @@ def torch_problems(setting: Setting) -> Iterator[str]:
     for axis in parallel:
         if axis not in ("data", "tensor", "pipeline", "context", "expert"):
             yield f"parallel.{axis}: torch knows nothing of it. Leave it out."
+    if setting.torch.fused and setting.torch.foreach:
+        yield "torch.fused: torch.optim takes fused or foreach, not both. Leave one of them out."
     yield from wrapper_problems(setting)
+    yield from unit_problems(setting)
     yield from _reshard_problems(setting)
     yield from placement_problems(setting)
 

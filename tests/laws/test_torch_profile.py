@@ -12,6 +12,8 @@ from meshcost.formula import parse
 from meshcost.job import Job, analyze
 from meshcost.ledger import Ledger
 
+SHARDS = {"data": {"strategy": "fsdp", "size": 8}}
+
 
 def under_torch(job: Job) -> Job:
     """The same job under torch; drops it where torch has nothing of the kind."""
@@ -55,6 +57,10 @@ def test_json_is_the_identity(drawn: Job):
             {"reshard_after_forward": 3},
             "3 does not divide the 8 ranks",
         ),
+        (SHARDS, {"units": ["blocks", "nosuch"]}, "nosuch is no module of llama-3.2-1b"),
+        (SHARDS, {"units": ["blocks", "head"]}, "lm_head shares its weight with model.embed_tokens"),
+        (SHARDS, {"units": ["model"]}, "model.embed_tokens shares its weight with lm_head"),
+        (SHARDS, {"fused": True, "foreach": True}, "fused or foreach, not both"),
     ],
 )
 def test_what_torch_cannot_do_is_refused(
@@ -62,7 +68,7 @@ def test_what_torch_cannot_do_is_refused(
 ):
     with pytest.raises(JobError, match=sentence):
         Job(
-            model="llama-3-8b",
+            model="llama-3.2-1b",  # whose head is tied to the embedding
             framework="torch",
             parallel=parallel,
             torch=torch,

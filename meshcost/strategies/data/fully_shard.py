@@ -56,7 +56,7 @@ def by_name(setting: Setting, units: Units) -> dict[str, WrappedGroup]:
 def wrapped(setting: Setting, units: Units, stage: int) -> list[WrappedGroup]:
     """List the groups of one virtual stage, outermost first, as torch does."""
     placed = placed_weights(setting, units, stage)
-    modules = _modules(placed)
+    modules = modules_of(placed)
     free = {item.name: item for item in placed}
     found: list[tuple[int, WrappedGroup]] = []
     calls = unit_calls(setting, placed)
@@ -103,7 +103,7 @@ def _seen_from(wrapped: list[WrappedGroup], here: int, units: list[list[int]]) -
 
 def unit_calls(setting: Setting, placed: Sequence[Placed]) -> list[tuple[str, tuple[str, ...], bool]]:
     """List what is wrapped but for the root: kind of group, modules, whether it stays gathered."""
-    return list(_calls(setting, placed, _modules(placed)))
+    return list(_calls(setting, placed, modules_of(placed)))
 
 
 def _calls(
@@ -174,7 +174,7 @@ def _given(setting: Setting) -> bool | int | None:
 # -- weights and modules of a stage ----------------------------------------------------------------------------------
 
 
-def _modules(placed: Sequence[Placed]) -> list[str]:
+def modules_of(placed: Sequence[Placed]) -> list[str]:
     """Names of modules in the order in which torch visits them: each before those inside it."""
     names: dict[str, None] = {}
     for item in placed:
