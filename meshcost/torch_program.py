@@ -114,7 +114,7 @@ def _followed(part: Part, calls: Sequence[Reduction]) -> Iterator[Part]:
     if early:
         yield replace(part, upto=edge)
         yield from _reduced(part, early)
-    yield replace(part, above=edge)
+    yield replace(part, above=edge) if early else part
     yield from _reduced(part, [call for call in calls if call.upto is None])
 
 

@@ -52,11 +52,11 @@ def rounds(view: View, stage: int) -> list[Round]:
         # Never rebuilt: filled in registration order, and reduced from the last to the first.
         registered = list(_fill(view, weights, _limits(view)))[::-1]
         return [Round(0, None, _ready(view, stage, registered))]
-    first = Round(0, None, _ready(view, stage, [tuple(weights)] if weights else []))
     rebuilt = Round(0, None, _ready(view, stage, _fill(view, arriving(view, weights), _limits(view))))
     begin = rebuilt_at(view, stage)
     if torch.step is None or begin is None or torch.step > begin[0]:
         return [rebuilt]
+    first = Round(0, None, _ready(view, stage, [tuple(weights)] if weights else []))
     if torch.step < begin[0]:
         return [first]
     before = [first._replace(until=begin[1])] if begin[1] else []
