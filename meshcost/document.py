@@ -6,7 +6,7 @@ twice in one mapping.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from meshcost.errors import JobError, LedgerError, not_known
 
 _LARGEST_FILE = 1_000_000
+_LARGEST_JSON = 2**28
 _LONGEST_VALUE = 2000
 _DEEPEST = 40
 _MOST_SENTENCES = 100
@@ -76,9 +77,17 @@ def read_text(path: Path, *, where_from: str = "") -> str:
 
 
 def read_json(path: Path) -> Any:
-    """Read a file of JSON. Raises LedgerError, naming the file, if it is missing, no text, or no JSON."""
+    """Read a file of JSON. Raises LedgerError, naming the file, if it is missing, too large, no text, or no JSON."""
+    return read_json_text(path)[0]
+
+
+def read_json_text(path: Path) -> tuple[Any, str]:
+    """Read a file of JSON: what it holds, and its text, in which a problem has a line. Raises as ``read_json``."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        if path.stat().st_size > _LARGEST_JSON:
+            raise LedgerError(f"{path}: larger than {_LARGEST_JSON:,} bytes, which no such file needs.")
+        text = path.read_text(encoding="utf-8")
+        return json.loads(text, parse_constant=_no_number), text
     except FileNotFoundError:
         raise LedgerError(f"{path}: no such file.") from None
     except UnicodeDecodeError:
@@ -91,6 +100,41 @@ def read_json(path: Path) -> Any:
         ) from None
     except OSError as error:
         raise LedgerError(f"{path}: cannot be read: {error.strerror or error}.") from None
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number in JSON")
+
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[^\s{}\[\],:"]+|[{}\[\],:]')
+
+
+def line_of(text: str, path: Sequence[str | int]) -> int:
+    r"""Line of a JSON text on which a value stands; of what is around it, if there is no such value.
+
+    >>> line_of('{"calls": [\n {"op": "send"},\n {"op": 7}]}', ("calls", 1, "op"))
+    3
+    """
+    at: list[
+        str | int | None
+    ] = []  # which value comes next in each collection that is open; None: a name comes first
+    found = 0
+    for token in _TOKEN.finditer(text):
+        word = token[0]
+        if word in "}]":
+            at.pop()
+        elif word == ",":
+            at[-1] = at[-1] + 1 if isinstance(at[-1], int) else None
+        elif word[0] == '"' and at and at[-1] is None:
+            at[-1] = json.loads(word)
+        elif word != ":":
+            if at == list(path[: len(at)]):
+                found = token.start()
+                if len(at) == len(path):
+                    break
+            if word in "{[":
+                at.append(None if word == "{" else 0)
+    return text.count("\n", 0, found) + 1
 
 
 def parse(text: str) -> Any:
@@ -111,16 +155,21 @@ def parse(text: str) -> Any:
 
 
 def sentences(
-    error: ValidationError, known: Any = None, examples: Mapping[str, str] = MappingProxyType({})
+    error: ValidationError,
+    known: Any = None,
+    examples: Mapping[str, str] = MappingProxyType({}),
+    *,
+    text: str = "",
 ) -> list[str]:
     """Turn what Pydantic found into sentences: path, value, why, and what would be legal.
 
     ``known`` lists the fields that may stand at a path, ``examples`` say how a field that is missing or of the wrong kind
-    could be written.
+    could be written. ``text`` is the JSON that was read, so that a sentence begins with its line.
     """
     items = _of_one_branch(error.errors())
     found = [
-        sentence.removeprefix(": ")  # of what is wrong as a whole
+        (f"line {line_of(text, item['loc'])}: " if text else "")
+        + sentence.removeprefix(": ")  # of what is wrong as a whole
         for item in items[:_MOST_SENTENCES]
         for sentence in _sentences(item, known, examples)
     ]

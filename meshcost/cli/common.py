@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from meshcost.cli.options import PageFormat
-from meshcost.errors import MeshcostError
+from meshcost.errors import MeshcostError, printable
 from meshcost.report.output import show, write_json
 
 if TYPE_CHECKING:
@@ -73,5 +73,5 @@ def show_or_dump(form: PageFormat, page: Callable[[], Any], plain: Callable[[], 
 def say(problems: Iterable[str]) -> None:
     """Say on standard error what is wrong, a line for each problem."""
     for problem in problems:
-        text = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in problem)
+        text = printable(problem).replace("\n", "\\n")
         print(text, file=sys.stderr)  # noqa: T201 - this is where errors are said

@@ -4,14 +4,23 @@ import json
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from itertools import groupby, pairwise
+from itertools import groupby, islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from sympy import Integer
 
-from meshcost.errors import LedgerError
+from meshcost.document import line_of
+from meshcost.errors import LedgerError, printable
 from meshcost.event import Event, Phase, Site
+from meshcost.execute.recording_file import (
+    RecordedPhase,
+    RecordingInFile,
+    RecordingsInFile,
+    checked,
+    refused,
+    strangers,
+)
 from meshcost.ledger import Ledger
 from meshcost.mesh import Mesh
 from meshcost.program import Program
@@ -23,7 +32,7 @@ FORMAT = 1
 SETUP, FORWARD, BACKWARD, CLIP, OPTIMIZER, UNKNOWN_PHASE = (
     "setup", "forward", "backward", "clip", "optimizer", "",
 )  # fmt: skip
-RECORDED_PHASES = (SETUP, FORWARD, BACKWARD, CLIP, OPTIMIZER, UNKNOWN_PHASE)
+RECORDED_PHASES: tuple[str, ...] = get_args(RecordedPhase)
 
 #: The name of a call whose operation is not known; ``raw`` says what it was.
 UNKNOWN = "unknown"
@@ -179,15 +188,35 @@ class Recording:
         }
 
     @classmethod
-    def from_dict(cls, data: Any) -> "Recording":
-        """Read what ``to_dict`` wrote. Raises LedgerError for anything else."""
-        try:
-            if data["meshcost_recording"] != FORMAT:
-                raise LedgerError(f"a recording of format {data['meshcost_recording']}, not {FORMAT}.")
-            calls = tuple(_read_call(item) for item in data["calls"])
-            return cls(int(data["rank"]), int(data["world_size"]), calls, dict(data["about"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise LedgerError(f"not a recording: {error!r}.") from None
+    def from_dict(cls, data: Any, text: str = "") -> "Recording":
+        """Read what ``to_dict`` wrote; ``text`` is the file it stands in. Raises LedgerError for anything else."""
+        return cls._of_file(checked(RecordingInFile, data, text), text)
+
+    @classmethod
+    def all_from_dict(cls, data: Any, text: str = "") -> "dict[int, Recording]":
+        """Read the recordings of several ranks, ``{"recordings": [...]}``, by rank. Raises LedgerError."""
+        found: dict[int, Recording] = {}
+        for at, item in enumerate(checked(RecordingsInFile, data, text).recordings):
+            if item.rank in found:
+                line = f"line {line_of(text, ('recordings', at, 'rank'))}: " if text else ""
+                raise LedgerError(f"{line}recordings.{at}.rank: rank {item.rank} is recorded twice.")
+            found[item.rank] = cls._of_file(item, text, ("recordings", at))
+        return found
+
+    @classmethod
+    def _of_file(cls, read: RecordingInFile, text: str, at: tuple[str | int, ...] = ()) -> "Recording":
+        problems = [
+            (f"line {line_of(text, (*at, *where))}: " if text else "")
+            + f"{'.'.join(map(str, (*at, *where)))}: {what}"
+            for where, what in islice(strangers(read), 100)
+        ]
+        if problems:
+            raise refused(problems)
+        calls = (
+            RecordedCall(**{**dict(call), "ranks": tuple(call.ranks), "axes": tuple(call.axes)})
+            for call in read.calls
+        )
+        return cls(read.rank, read.world_size, tuple(calls), read.about)
 
     def save(self, path: str | Path) -> None:
         """Write the recording to a file, one call on each line."""
@@ -234,7 +263,7 @@ def _line(call: RecordedCall, times: int) -> str:
     what = call.op if call.op != UNKNOWN else f"unknown {call.raw}"
     size = f"{call.payload_bytes:,} B"
     line = f"  {call.phase or '-':<9} {f'{times} x' if times > 1 else '':>6} {what:<14} {size:>16} {call.dtype:<5}"
-    return f"{line} {call.group:<16} {call.module}".rstrip()
+    return printable(f"{line} {call.group:<16} {call.module}".rstrip()).replace("\n", "\\n")
 
 
 def _plain(call: RecordedCall) -> dict[str, Any]:
@@ -242,17 +271,6 @@ def _plain(call: RecordedCall) -> dict[str, Any]:
     row = asdict(call)
     empty = {item.name: item.default for item in fields(RecordedCall)}
     return {name: value for name, value in row.items() if value != empty[name]}
-
-
-def _read_call(item: Mapping[str, Any]) -> RecordedCall:
-    row = dict(item)
-    for name in ("ranks", "axes"):
-        if name in row:
-            row[name] = tuple(row[name])
-    call = RecordedCall(**row)
-    if call.phase not in RECORDED_PHASES:
-        raise LedgerError(f"phase: {call.phase!r} is none of {', '.join(filter(None, RECORDED_PHASES))}.")
-    return call
 
 
 def axes_of(mesh: Mesh, rank: int, ranks: Sequence[int], *, pair: bool = False) -> tuple[str, ...]:

@@ -124,9 +124,9 @@ def assert_same(
 
 def _read_file(path: Path) -> Ledger | dict[int, Recording]:
     """Read a ledger or recordings. Raises LedgerError, naming the file, for anything else."""
-    data = document.read_json(path)
+    data, text = document.read_json_text(path)
     try:
-        return _read(data)
+        return _read(data, text)
     except MeshcostError as error:
         raise error.located(str(path)) from None
 
@@ -176,17 +176,19 @@ def _calls(side: Ledger | Mapping[int, Recording], rank: int) -> list[CallLike]:
     return list(side.calls(rank)) if isinstance(side, Ledger) else list(side[rank].calls)
 
 
-def _read(data: Any) -> Ledger | dict[int, Recording]:
-    if not isinstance(data, dict):
+def _read(data: Any, text: str) -> Ledger | dict[int, Recording]:
+    if not isinstance(data, dict) or not {"meshcost", "ranks", "recordings", "meshcost_recording"} & set(
+        data
+    ):
         raise LedgerError("neither a ledger nor a recording.")
     if "meshcost" in data:
         return Ledger.from_dict(data)
     if "ranks" in data:
-        return read_truth(data)
-    many = data.get("recordings", [data])
-    if not isinstance(many, list):
-        raise LedgerError("recordings: not a list of recordings.")
-    return {recording.rank: recording for recording in map(Recording.from_dict, many)}
+        return read_truth(data, text)
+    if "recordings" in data:
+        return Recording.all_from_dict(data, text)
+    recording = Recording.from_dict(data, text)
+    return {recording.rank: recording}
 
 
 def read_recordings(path: str | Path) -> dict[int, Recording]:

@@ -14,10 +14,11 @@ from meshcost import document
 from meshcost.errors import LedgerError
 from meshcost.execute import recording as rec
 from meshcost.execute.recording import RecordedCall, Recording
+from meshcost.execute.recording_file import OthersCall, OthersRecording, checked
 
 _PHASE = re.compile(
-    r"(?:s(?P<step>\d+))?(?:a(?P<micro>\d+))?"
-    r"(?P<what>init|prepare|pre|fwd|loss|bwd|clip(?:_\w+)?|opt|pp|META[FB]st\d+|(?P<kind>[FB])(?P<chunk>\d+)st\d+)?"
+    r"(?:s(?P<step>[0-9]{1,9}))?(?:a(?P<micro>[0-9]{1,9}))?"
+    r"(?P<what>init|prepare|pre|fwd|loss|bwd|clip(?:_\w+)?|opt|pp|META[FB]st[0-9]{1,9}|(?P<kind>[FB])(?P<chunk>[0-9]{1,9})st[0-9]{1,9})?"
 )
 _WHAT: Mapping[str, str] = {
     "init": rec.SETUP,
@@ -42,22 +43,27 @@ DTYPES: Mapping[str, str] = {
 }
 
 
-def read_truth(source: str | Path | Mapping[str, Any]) -> dict[int, Recording]:
-    """Read a recording of others: a path, or what the JSON holds. Returns a Recording for each rank in it.
+def read_truth(source: str | Path | Mapping[str, Any], text: str = "") -> dict[int, Recording]:
+    """Read a recording of others: a path, or what the JSON holds (and its text). Returns a Recording for each rank in it.
 
     A call that belongs to no step (``init``) has phase ``setup`` and step 0; a phase that does not say what was computed
     (``s0`` alone, ``s0pp``) is "". Raises LedgerError for anything else.
     """
-    data = source if isinstance(source, Mapping) else document.read_json(Path(source))
-    try:
-        about = {name: data[name] for name in ("name", "torch", "config", "model", "note") if name in data}
-        world = int(data["config"]["world"])
-        return {
-            int(rank): Recording(int(rank), world, tuple(_call(int(rank), item) for item in calls), about)
-            for rank, calls in data["ranks"].items()
-        }
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise LedgerError(f"not a recording with ranks and calls: {error!r}.") from None
+    data, text = (source, text) if isinstance(source, Mapping) else document.read_json_text(Path(source))
+    read = checked(OthersRecording, data, text)
+    about = {name: data[name] for name in ("name", "torch", "config", "model", "note") if name in data}
+    found: dict[int, Recording] = {}
+    for rank, items in read.ranks.items():
+        calls: list[RecordedCall] = []
+        for at, item in enumerate(items):
+            try:
+                calls.append(_call(int(rank), item, read.config.world))
+            except LedgerError as error:
+                where = ("ranks", rank, at)
+                line = f"line {document.line_of(text, where)}: " if text else ""
+                raise error.located(f"{line}{'.'.join(map(str, where))}") from None
+        found[int(rank)] = Recording(int(rank), read.config.world, tuple(calls), about)
+    return found
 
 
 def read_phase(text: str) -> tuple[int, int | None, str]:
@@ -79,22 +85,27 @@ def read_phase(text: str) -> tuple[int, int | None, str]:
     return int(match["step"] or 0), None if micro is None else int(micro), phase
 
 
-def _call(rank: int, item: Mapping[str, Any]) -> RecordedCall:
-    group = tuple(int(member) for member in item["ranks"])
-    step, micro_batch, phase = read_phase(item["phase"])
-    root = next((group[item[name]] for name in ("root_rank", "dst", "src") if name in item), None)
-    ranks = {"send": (rank, root), "recv": (root, rank)}.get(item["op"], group)
+def _call(rank: int, item: OthersCall, world: int) -> RecordedCall:
+    group = tuple(item.ranks)
+    if strange := [member for member in (rank, *group) if not 0 <= member < world]:
+        raise LedgerError(f"{strange[0]} is no rank of a world of {world}; ranks are 0 to {world - 1}.")
+    step, micro_batch, phase = read_phase(item.phase)
+    place = next((place for place in (item.root_rank, item.dst, item.src) if place is not None), None)
+    if place is not None and place >= len(group):
+        raise LedgerError(f"there is no place {place} in a group of {len(group)}.")
+    root = None if place is None else group[place]
+    ranks = {"send": (rank, root), "recv": (root, rank)}.get(item.op, group)
     return RecordedCall(
-        op=item["op"],
+        op=item.op,
         ranks=tuple(member for member in ranks if member is not None),
-        in_bytes=int(item["in_bytes"]),
-        out_bytes=int(item["out_bytes"]),
-        dtype=DTYPES.get(item["dtype"], item["dtype"]),
+        in_bytes=item.in_bytes,
+        out_bytes=item.out_bytes,
+        dtype=DTYPES.get(item.dtype, item.dtype),
         phase=phase,
-        module=item.get("fqn", ""),
-        reduce_op=item.get("reduce_op", ""),
-        raw=item["raw"],
+        module=item.fqn,
+        reduce_op=item.reduce_op,
+        raw=item.raw,
         step=step,
         micro_batch=micro_batch,
-        root=None if item["op"] in ("send", "recv") else root,
+        root=None if item.op in ("send", "recv") else root,
     )

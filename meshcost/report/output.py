@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from meshcost.errors import MeshcostError
+from meshcost.errors import MeshcostError, printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -35,7 +35,9 @@ def show(renderable: "RenderableType") -> None:
     told = page.isatty() or os.environ.get("COLUMNS", "").isdigit()
     console = Console(file=page, width=None if told else _PAGE, highlight=False, legacy_windows=False)
     console.print(renderable, crop=False)
-    write(line.rstrip() + "\n" for line in page.getvalue().splitlines())
+    _write(
+        (printable(line.rstrip(), coloured=page.isatty()) + "\n" for line in page.getvalue().splitlines()),
+    )
 
 
 def write_json(data: Any) -> None:
@@ -44,7 +46,12 @@ def write_json(data: Any) -> None:
 
 
 def write(pieces: Iterable[str]) -> None:
-    """Write to standard output. A reader who has had enough ends us quietly; a full disk is an error."""
+    """Write to standard output, with control characters written out: names may come from files."""
+    _write(map(printable, pieces))
+
+
+def _write(pieces: Iterable[str]) -> None:
+    """Write. A reader who has had enough ends us quietly; a full disk is an error."""
     if sys.stdout is None:
         return
     try:
