@@ -20,6 +20,7 @@ from meshcost.execute.trace_scale import difference, scaled
 from meshcost.execute.trace_wire import TCP, Wire, wire_of
 from meshcost.job import Job, analyze, load
 from meshcost.ledger import Ledger
+from meshcost.strategies.torch_rules import first_predicted
 from meshcost.units import human_bytes
 
 #: Weight, gradient and two moments, gathered weights beside them: bytes of one weight of a real rank, at most.
@@ -28,6 +29,9 @@ _BYTES_PER_WEIGHT = 24
 _RANK_BYTES = 2**28
 #: Torch needs fewer steps than this until all that follow call alike.
 _MOST_FIRST_STEPS = 8
+_NOT_COMPARED = (
+    "step 0, in which stages without static_shapes compute one micro-batch more to find out what they send."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +134,8 @@ class TraceCheck:
         """The ranks that are looked at. Whatever cannot be traced is refused here, before torch is loaded."""
         if problems := tuple(trace_problems(self.job, real=self.real)):
             raise JobError(f"{self.path}: {problem}" for problem in problems)
+        if self.steps is not None and self.steps <= self._first_predicted:
+            raise ExecutionError(f"--steps: {_NOT_COMPARED} Choose at least {self._first_predicted + 1}.")
         if self.real:
             self._refuse_large()
         chosen = ranks_of(
@@ -178,9 +184,13 @@ class TraceCheck:
     def _first_steady(self) -> int:
         """The first step from which on every step of the ranks that are looked at is predicted alike."""
         first = _MOST_FIRST_STEPS
-        while first and all(self._is_steady(first - 1, rank) for rank in self.ranks):
+        while first > self._first_predicted and all(self._is_steady(first - 1, rank) for rank in self.ranks):
             first -= 1
         return first
+
+    @property
+    def _first_predicted(self) -> int:
+        return first_predicted(self.job.setting)
 
     def _is_steady(self, step: int, rank: int) -> bool:
         calls = (list(self._ledger(number).calls(rank)) for number in (step, None))
@@ -190,7 +200,7 @@ class TraceCheck:
     def remarks(self) -> list[str]:
         """What a person should know of the steps that were run."""
         first, asked = self._first_steady, self.job.torch.step
-        found = []
+        found = [f"Not compared: {_NOT_COMPARED}"] if self._first_predicted else []
         if first >= self.count:
             found.append(
                 f"No steady state was reached: it begins with step {first}. --steps {first + 1} runs it."
@@ -253,7 +263,7 @@ class TraceCheck:
     def hold(self, recording: Recording) -> Iterator[StepCheck]:
         """Hold each step of a recording against its prediction."""
         counted = recording.about.get(TCP)
-        for step in range(self.count):
+        for step in range(self._first_predicted, self.count):
             predicted = list(self._ledger(step).calls(recording.rank))
             observed = recording.at_step(step).calls
             measured = Bytes(*counted[step]) if counted else None

@@ -45,6 +45,7 @@ def _pipeline_problems(setting: Setting) -> Iterator[str]:
     schedule = Schedule(name, pipeline.size, pipeline.chunk_count, max(count, 1))
     if not remainder and (why := refused(schedule)) is not None:
         yield f"batch.global_batch: under PyTorch's {name}, {why}."
+    yield from _shape_problems(setting)
     data, asked = setting.parallel["data"], setting.torch.reshard_after_forward
     lets_go = data.gathers_again if asked is None else asked is not False
     if setting.framework == "torch" and name in HALVED and data.strategy in SHARDS_WEIGHTS and lets_go:
@@ -53,6 +54,27 @@ def _pipeline_problems(setting: Setting) -> Iterator[str]:
             f"parallel.pipeline.schedule: {name} computes backward in two halves, and PyTorch 2.13 then loses the "
             "gradients of weights that were let go of after forward. Write reshard_after_forward: false."
         )
+
+
+def _shape_problems(setting: Setting) -> Iterator[str]:
+    """Stages that do not know their shapes compute one micro-batch more, before the first step, to find them out."""
+    if setting.framework != "torch" or setting.torch.static_shapes:
+        return
+    if setting.parallel["data"].strategy not in SHARDS_WEIGHTS and setting.size("data", "context") > 1:
+        yield (
+            "torch.static_shapes: DistributedDataParallel takes the micro-batch in which stages find out shapes for one of "
+            "the step, which is not predicted; under gpipe PyTorch 2.13 stops. Leave it out, or choose fsdp."
+        )
+    elif setting.torch.step == 0:
+        yield (
+            "torch.step: without static_shapes, stages compute one micro-batch more in step 0 and send each other pickled "
+            "descriptions of it, whose size depends on torch: that is not predicted. Choose 1, or leave it out."
+        )
+
+
+def first_predicted(setting: Setting) -> int:
+    """The first step that is predicted: not the one in which stages find out what they send each other."""
+    return int(setting.size("pipeline") > 1 and not setting.torch.static_shapes)
 
 
 def _reshard_problems(setting: Setting) -> Iterator[str]:

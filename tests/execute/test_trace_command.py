@@ -122,3 +122,39 @@ def test_real_ranks_that_do_not_fit_are_refused_before_they_start(run, tmp_path)
     done = run("trace", path, "--real")
     assert done.code == 2
     assert "Add --scale" in done.err
+
+
+SHAPES = """\
+model: {model_type: llama, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, num_attention_heads: 4,
+        num_key_value_heads: 2, vocab_size: 256, tie_word_embeddings: false}
+parallel: {pipeline: {size: 2, schedule: 1f1b}, data: {strategy: fsdp, size: 2}}
+batch: {sequence: 32, micro_batch: 1, global_batch: 4}
+precision: {weights: fp32}
+torch: {static_shapes: false}
+"""
+
+
+def test_the_step_in_which_stages_find_out_shapes_is_run_and_not_compared(run, tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text(SHAPES)
+    done = run("trace", path, "--format", "json")
+    document = json.loads(done.out)
+    assert (done.code, document["equal"], document["steady_from_step"]) == (0, True, 1)
+    assert "Not compared: step 0, in which stages without static_shapes" in document["notes"][0]
+    refused = run("trace", path, "--steps", "1")
+    assert (refused.code, "Choose at least 2." in refused.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("false}", "false, step: 0}"), "torch.step: without static_shapes, "),
+        (("{strategy: fsdp, size: 2}", "2"), "torch.static_shapes: DistributedDataParallel takes"),
+    ],
+)
+def test_a_step_that_is_not_predicted_is_refused(run, tmp_path, change, said):
+    path = tmp_path / "job.yaml"
+    path.write_text(SHAPES.replace(*change))
+    done = run("analyze", path, "--framework", "torch")
+    assert (done.code, said in done.err) == (2, True)
+    assert run("analyze", path).code == 0
