@@ -8,6 +8,7 @@ from meshcost.strategies.data.options import SHARDS_WEIGHTS
 from meshcost.strategies.data.padding import placement_problems
 from meshcost.strategies.data.unit_rules import unit_problems
 from meshcost.strategies.setting import Setting, divisors, one_of
+from meshcost.strategies.torch_readers import unread_options
 from meshcost.torch_schedule import HALVED, LISTED, WRITTEN, refused
 
 #: Schedules of torch.distributed.pipelining, by the names that they have here.
@@ -28,6 +29,7 @@ def torch_problems(setting: Setting) -> Iterator[str]:
             yield f"parallel.{axis}: torch knows nothing of it. Leave it out."
     if setting.torch.fused and setting.torch.foreach:
         yield "torch.fused: torch.optim takes fused or foreach, not both. Leave one of them out."
+    yield from unread_options(setting)
     yield from wrapper_problems(setting)
     yield from unit_problems(setting)
     yield from _reshard_problems(setting)
@@ -79,6 +81,13 @@ def first_predicted(setting: Setting) -> int:
 
 def _reshard_problems(setting: Setting) -> Iterator[str]:
     part, data = setting.torch.reshard_after_forward, setting.parallel["data"]
+    if part is not None and data.reshard_after_forward not in (None, part):
+        yield "torch.reshard_after_forward: parallel.data.reshard_after_forward says otherwise. Leave one of them out."
+    elif part not in (None, False) and data.gather == "once":
+        yield (
+            "torch.reshard_after_forward: parallel.data.gather: once keeps weights after forward. Leave one of them out, "
+            "or write false."
+        )
     if part is None or isinstance(part, bool) or data.strategy not in SHARDS_WEIGHTS:
         return
     ranks = setting.size("data", "context") // data.replicate

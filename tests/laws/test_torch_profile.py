@@ -57,6 +57,34 @@ def test_json_is_the_identity(drawn: Job):
             {"reshard_after_forward": 3},
             "3 does not divide the 8 ranks",
         ),
+        (
+            {"data": 8},
+            {"units": ["blocks", "head"]},
+            "torch.units: only fully_shard and FullyShardedDataParallel read it, and this job uses DistributedDataParallel. "
+            "Leave it out, or choose strategy: fsdp or zero3",
+        ),
+        (
+            SHARDS,
+            {"bucket_cap_mb": 2},
+            "torch.bucket_cap_mb: only DistributedDataParallel reads it, and this job uses fully_shard. Leave it out, or "
+            "choose strategy: ddp or zero1.",
+        ),
+        ({"data": 8}, {"parameters_as_bucket_view": True}, "or choose strategy: zero1."),
+        (
+            {"data": {"strategy": "zero1", "size": 8}},
+            {"keep_last_unit": True},
+            "uses DistributedDataParallel with ZeroRedundancyOptimizer.",
+        ),
+        (
+            {"data": {**SHARDS["data"], "reshard_after_forward": True}},
+            {"reshard_after_forward": False},
+            "torch.reshard_after_forward: parallel.data.reshard_after_forward says otherwise.",
+        ),
+        (
+            {"data": {**SHARDS["data"], "gather": "once"}},
+            {"reshard_after_forward": True},
+            "torch.reshard_after_forward: parallel.data.gather: once keeps weights",
+        ),
         (SHARDS, {"units": ["blocks", "nosuch"]}, "nosuch is no module of llama-3.2-1b"),
         (SHARDS, {"units": ["blocks", "head"]}, "lm_head shares its weight with model.embed_tokens"),
         (SHARDS, {"units": ["model"]}, "model.embed_tokens shares its weight with lm_head"),

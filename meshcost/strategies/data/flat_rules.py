@@ -7,18 +7,8 @@ from meshcost.strategies.data.fully_shard import ROOT, unit_calls
 from meshcost.strategies.data.options import SHARDS_WEIGHTS
 from meshcost.strategies.data.placed import Units, placed_weights
 from meshcost.strategies.setting import Setting
-from meshcost.strategies.torch_options import BLOCKS, TorchOptions
+from meshcost.strategies.torch_options import BLOCKS
 from meshcost.strategies.torch_units import unit_modules
-
-#: Options that only one of the two wrappers has.
-FLAT_ONLY = (
-    "sharding_strategy", "backward_prefetch", "forward_prefetch", "limit_all_gathers", "use_orig_params",
-    "keep_low_precision_grads",
-)  # fmt: skip
-FULLY_SHARD_ONLY = (
-    "keep_last_unit", "reshard_after_forward", "prefetch", "shard_placement_fn", "set_reshard_after_backward",
-    "set_is_last_backward",
-)  # fmt: skip
 
 _STRATEGIES = {
     False: ("FULL_SHARD", "SHARD_GRAD_OP"),
@@ -27,15 +17,8 @@ _STRATEGIES = {
 
 
 def wrapper_problems(setting: Setting) -> Iterator[str]:
-    """Say which options belong to the other wrapper, and what of a layout FullyShardedDataParallel cannot do."""
-    flat = setting.wraps_flat
-    wrong, other = (FULLY_SHARD_ONLY, "fully_shard") if flat else (FLAT_ONLY, "FullyShardedDataParallel")
-    for name in wrong:
-        if getattr(setting.torch, name) != TorchOptions.model_fields[name].get_default(
-            call_default_factory=True
-        ):
-            yield f"torch.{name}: an option of {other}. Leave it out, or write wrapper: {other}."
-    if not flat:
+    """Say what of a layout FullyShardedDataParallel cannot do."""
+    if not setting.wraps_flat:
         return
     for axis in ("tensor", "pipeline", "context", "expert"):
         if setting.size(axis) > 1:
