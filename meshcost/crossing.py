@@ -16,7 +16,7 @@ from meshcost.collectives.algorithm import Pattern
 from meshcost.collectives.hierarchical import OnNodes
 from meshcost.event import Event
 from meshcost.formula import value
-from meshcost.mesh import Mesh
+from meshcost.mesh import Group, Mesh
 from meshcost.symbols import S, n
 
 #: Operations in which a rank that sends to all others sends each of them its own chunk of the buffer.
@@ -28,16 +28,16 @@ def rows(event: Event, mesh: Mesh) -> Mapping[tuple[int, ...], int]:
     found = Counter[tuple[int, ...]]()
     for group, number in mesh.samples(event.axes, event.stages).items():
         nodes = tuple([rank // mesh.gpus_per_node for rank in group])
-        for row in _parts(event, nodes):
+        for row in parts(event, nodes):
             found[row] += number
     return found
 
 
-def _parts(event: Event, nodes: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """The groups that really make the call: all of one along the axes, some stages of it, or runs of neighbours."""
+def parts(event: Event, group: Group) -> list[Group]:
+    """What really makes the call of a group along the axes: all of it, some stages of it, or runs of neighbours."""
     if event.split:
-        return [nodes[start : start + event.split] for start in range(0, len(nodes), event.split)]
-    return [tuple(nodes[stage] for stage in pair) for pair in event.pairs] or [nodes]
+        return [group[start : start + event.split] for start in range(0, len(group), event.split)]
+    return [tuple(group[stage] for stage in pair) for pair in event.pairs] or [group]
 
 
 def placed(event: Event, mesh: Mesh, name: str | None) -> Algorithm:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from meshcost.event import Event, Phase
+from meshcost.event import Event, Phase, Totals
 
 
 class Kind(NamedTuple):
@@ -44,22 +44,19 @@ class Difference:
     other_sent_bytes: int = 0
 
 
-def tally(events: Iterable[Event], stages: Iterable[int]) -> dict[Kind, Tally]:
-    """Count the calls of one rank of each of these stages, by kind.
+def tally(paid: Iterable[tuple[Event, Totals]]) -> dict[Kind, Tally]:
+    """Count calls by kind: events, each with what one rank pays for it.
 
-    >>> tally((), (0,))
+    >>> tally(())
     {}
     """
-    wanted, found = set(stages), dict[Kind, Tally]()
-    for event in events:
-        ranks = len(wanted & set(event.stages))
-        if not ranks:
-            continue
+    found: dict[Kind, Tally] = {}
+    for event, totals in paid:
         kind = found.setdefault(Kind(event.op, event.axes, event.phase), Tally())
-        kind.calls += ranks * event.totals.calls
-        kind.payload_bytes += ranks * event.totals.payload_bytes
-        kind.sent_bytes += ranks * event.totals.sent_bytes
-        kind.buffers[event.dtype, event.payload_bytes] += ranks * event.calls
+        kind.calls += totals.calls
+        kind.payload_bytes += totals.payload_bytes
+        kind.sent_bytes += totals.sent_bytes
+        kind.buffers[event.dtype, event.payload_bytes] += totals.calls
         kind.reasons = tuple(dict.fromkeys((*kind.reasons, event.why)))
     return found
 

@@ -195,6 +195,19 @@ class Event:
         return {name: getattr(self, name) for name in CLUSTER}
 
     @cached_property
+    def all_pay_alike(self) -> bool:
+        """Whether it costs every rank that calls it the same: none sends more, and none more of it between nodes.
+
+        No rank sends a larger share between nodes than the one in the price; where all together send that share, each does.
+        """
+        price = self.price
+        return price is None or (
+            not price.runs
+            and price.inter_node_bytes * price.cluster_sent_bytes
+            == price.cluster_inter_node_bytes * price.sent_bytes
+        )
+
+    @cached_property
     def totals(self) -> "Totals":
         """All calls of this event by its busiest rank."""
         price, calls = self.price, self.calls

@@ -108,26 +108,33 @@ class Ledger:
 
     def at_stage(self, stage: int) -> "Ledger":
         """Keep what the ranks of one pipeline stage call. Raises LedgerError for a stage that does not exist."""
-        if not 0 <= stage < self.mesh.stages:
-            raise LedgerError(f"stage {stage} does not exist: choose 0 to {self.mesh.stages - 1}.")
+        self.mesh.check_stage(stage)
         return replace(self, events=tuple(event for event in self.events if stage in event.stages))
 
     @cached_property
+    def busiest_ranks(self) -> tuple[int, ...]:
+        """Of each stage the rank that sends the most bytes (then: the most between nodes, the lowest number)."""
+        found: tuple[int, ...] = import_module("meshcost.busiest").busiest_ranks(self)
+        return found
+
+    @cached_property
     def by_stage(self) -> tuple[Totals, ...]:
-        """Totals of a rank of each stage."""
-        sums = [Totals()] * self.mesh.stages
-        for event in self.events:
-            for stage in event.stages:
-                sums[stage] += event.totals
-        return tuple(sums)
+        """Totals of the busiest rank of each stage."""
+        stages = range(self.mesh.stages)
+        return tuple(sum((paid for _, paid in self._paid_in(stage)), Totals()) for stage in stages)
 
     @property
     def busiest_stage(self) -> int:
-        """The stage whose ranks send the most bytes (then: the largest payload, the lowest number)."""
+        """The stage whose busiest rank sends the most bytes (then: the largest payload, the lowest number)."""
+        by_stage = self.by_stage
         return max(
-            range(self.mesh.stages),
-            key=lambda i: (self.by_stage[i].sent_bytes, self.by_stage[i].payload_bytes, -i),
+            range(self.mesh.stages), key=lambda i: (by_stage[i].sent_bytes, by_stage[i].payload_bytes, -i)
         )
+
+    @property
+    def busiest_rank(self) -> int:
+        """The rank whose ``totals`` are those of the ledger."""
+        return self.busiest_ranks[self.busiest_stage]
 
     @property
     def totals(self) -> Totals:
@@ -152,32 +159,45 @@ class Ledger:
     def group(self, by: str, *, stage: int | None = None) -> dict[str, Totals]:
         """Add up by ``strategy``, ``op``, ``phase``, ``axis``, ``why``, ``dtype``, ``algorithm``, ``link`` or ``stage``.
 
-        The sums are those of one rank of ``stage``; without it, of the busiest one. Raises LedgerError for another key.
+        The sums are those of the busiest rank of ``stage``; without it, of all. Raises LedgerError for another key.
         """
         if by == "stage":
             return {str(i): sums for i, sums in enumerate(self.by_stage)}
-        own = self.at_stage(self.busiest_stage if stage is None else stage)
-        if by == "link":
-            return by_link(event.totals for event in own)
-        if by not in KEYS:
+        if by not in (*KEYS, "link"):
             raise LedgerError(f"cannot group by {by!r}: choose from {', '.join((*KEYS, 'link', 'stage'))}.")
+        paid = self._paid_in(self.busiest_stage if stage is None else stage)
+        if by == "link":
+            return by_link(totals for _, totals in paid)
         sums: dict[str, Totals] = {}
-        for event in own:
+        for event, totals in paid:
             key = KEYS[by](event)
-            sums[key] = sums.get(key, Totals()) + event.totals
+            sums[key] = sums.get(key, Totals()) + totals
         return sums
+
+    def _paid_in(self, stage: int) -> Iterator[tuple[Event, Totals]]:
+        """What the ranks of a stage call, each event with what the busiest of them pays for it."""
+        self.mesh.check_stage(stage)
+        rank = self.busiest_ranks[stage]
+        return ((event, self.paid(event, rank)) for event in self if stage in event.stages)
 
     def rank_totals(self, rank: int) -> Totals:
         """Totals of one rank, exact also where ranks of one group send unequal amounts, or to other nodes than others."""
-        own = self.at_stage(self.mesh.stage(rank))
-        return sum((own.paid(event, rank) for event in own), Totals())
+        stage = self.mesh.stage(rank)
+        return sum((self.paid(event, rank) for event in self if stage in event.stages), Totals())
 
     def paid(self, event: Event, rank: int) -> Totals:
         """All calls of one event by one rank of its stages. Prices live above the ledger and are loaded by name."""
-        if event.price is None:
+        if event.all_pay_alike:
             return event.totals
-        totals: Totals = import_module("meshcost.price").totals_of(event, self.mesh, rank)
-        return totals
+        key = (id(event), rank)
+        if key not in self._paid:
+            self._paid[key] = event, import_module("meshcost.price").totals_of(event, self.mesh, rank)
+        return self._paid[key][1]
+
+    @cached_property
+    def _paid(self) -> dict[tuple[int, int], tuple[Event, Totals]]:
+        """What was asked for already; each event with it, so that its number stays its own."""
+        return {}
 
     def group_of(self, event: Event, rank: int) -> Group:
         """Ranks of the group in which ``rank`` makes this call."""
@@ -189,8 +209,9 @@ class Ledger:
         yield from Unroller(self.events, self.mesh, self.program, rank).calls()
 
     def kinds(self, stage: int | None = None) -> dict[Kind, Tally]:
-        """Count the calls of a rank of ``stage`` by operation, group and phase; without it, of one rank of each stage."""
-        return tally(self, range(self.mesh.stages) if stage is None else (stage,))
+        """Count the calls of the busiest rank of ``stage`` by operation, group and phase; without it, of each stage."""
+        stages = range(self.mesh.stages) if stage is None else (stage,)
+        return tally(pair for each in stages for pair in self._paid_in(each))
 
     def compare(self, other: "Ledger", *, stage: int | None = None) -> tuple[Difference, ...]:
         """List the kinds of call that the two ledgers make a different number of times, or on other buffers.

@@ -175,7 +175,8 @@ def _totals(ledger: Ledger) -> dict[str, Any]:
         f"by_{key}": {name: sums.as_dict() for name, sums in ledger.group(key).items()}
         for key in ("strategy", "op", "phase", "axis", "stage")
     }
-    return {**ledger.totals.as_dict(), **ledger.cluster, "busiest_stage": ledger.busiest_stage, **split}
+    busiest = {name: getattr(ledger, name) for name in ("busiest_stage", "busiest_rank")}
+    return {**ledger.totals.as_dict(), **ledger.cluster, **busiest, **split}
 
 
 def _event(event: Event) -> dict[str, Any]:

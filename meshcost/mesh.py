@@ -8,6 +8,7 @@ ranks are factored a second time for experts: expert_tensor innermost, then expe
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product, takewhile
 from math import gcd, prod
 
@@ -20,6 +21,38 @@ Group = tuple[int, ...]
 
 #: How an axis lies in the rank number: (places, ranks from one to the next), innermost first.
 Steps = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A group whose ranks lie evenly in the rank number: the first of them, and the steps of its axes, innermost first.
+
+    >>> row = Mesh({"tensor": 2, "data": 4}).row(5, ("data",))
+    >>> row.ranks(), row.index(5), row.rank(3)
+    ((1, 3, 5, 7), 2, 7)
+    """
+
+    first: int
+    steps: Steps
+
+    def ranks(self) -> Group:
+        """All ranks, ascending."""
+        return tuple([self.first + offset for offset in _offsets(self.steps)])
+
+    def index(self, rank: int) -> int:
+        """Position of a rank of this group."""
+        at, scale = 0, 1
+        for size, stride in self.steps:
+            at, scale = at + rank // stride % size * scale, scale * size
+        return at
+
+    def rank(self, position: int) -> int:
+        """The rank at a position, which may lie beyond the last: around to the first again."""
+        rank = self.first
+        for size, stride in self.steps:
+            position, at = divmod(position, size)
+            rank += at * stride
+        return rank
 
 
 @dataclass(frozen=True)
@@ -37,12 +70,12 @@ class Mesh:
     expert: Mapping[str, int] | None = None
     gpus_per_node: int = 8
 
-    @property
+    @cached_property
     def world_size(self) -> int:
         """Number of ranks."""
         return prod(self.axes.values())
 
-    @property
+    @cached_property
     def stages(self) -> int:
         """Number of pipeline stages."""
         return self.axes.get("pipeline", 1)
@@ -58,7 +91,14 @@ class Mesh:
     def check(self, rank: int) -> None:
         """Raise LedgerError unless the rank exists."""
         if not 0 <= rank < self.world_size:
-            raise LedgerError(f"rank {rank} does not exist: choose 0 to {self.world_size - 1}.")
+            legal = f"choose 0 to {self.world_size - 1}" if self.world_size > 1 else "there is only rank 0"
+            raise LedgerError(f"rank {rank} does not exist: {legal}.")
+
+    def check_stage(self, stage: int) -> None:
+        """Raise LedgerError unless the pipeline stage exists."""
+        if not 0 <= stage < self.stages:
+            legal = f"choose 0 to {self.stages - 1}" if self.stages > 1 else "there is only stage 0"
+            raise LedgerError(f"stage {stage} does not exist: {legal}.")
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Say where a rank sits on every axis. Raises LedgerError for a rank outside the world."""
@@ -67,24 +107,59 @@ class Mesh:
         return place | _unravel(_ravel(place, self._in_stage), self.expert) if self.expert else place
 
     def stage(self, rank: int) -> int:
-        """Pipeline stage of a rank."""
-        return self.coordinates(rank).get("pipeline", 0)
+        """Pipeline stage of a rank. Raises LedgerError for a rank outside the world."""
+        self.check(rank)
+        return rank // self._inside % self.stages
+
+    def ranks_of(self, stage: int) -> Iterator[int]:
+        """Yield the ranks of a pipeline stage, ascending.
+
+        >>> list(Mesh({"tensor": 2, "pipeline": 2, "data": 2}).ranks_of(1))
+        [2, 3, 6, 7]
+        """
+        inside = self._inside
+        for first in range(stage * inside, self.world_size, inside * self.stages):
+            yield from range(first, first + inside)
 
     def group(self, rank: int, axes: Iterable[str]) -> Group:
         """List, in ascending order, the ranks that differ from ``rank`` only along ``axes``."""
-        place, along = self.coordinates(rank), tuple(axes)
-        sizes = self._factors(along)
+        along = tuple(axes)
+        row = self.row(rank, along)
+        if row is not None:
+            return row.ranks()
+        place, sizes = self.coordinates(rank), self._factors(along)
         fixed = {
             axis: (coordinate,) for axis, coordinate in place.items() if axis in sizes and axis not in along
         }
         return self._members(sizes, fixed)
 
+    def row(self, rank: int, axes: tuple[str, ...]) -> "Row | None":
+        """The same group without a list of its ranks; None where groups along the axes differ in shape."""
+        self.check(rank)
+        if axes not in self._rows:
+            steps = self._steps(axes)
+            runs = [run for axis in axes for run in steps.get(axis, ())] if steps is not None else None
+            self._rows[axes] = None if runs is None else tuple(sorted(runs, key=lambda run: run[1]))
+        own = self._rows[axes]
+        return None if own is None else Row(rank - sum(rank // x % size * x for size, x in own), own)
+
+    @cached_property
+    def _rows(self) -> dict[tuple[str, ...], Steps | None]:
+        """Steps of the groups that were asked for already."""
+        return {}
+
     def groups(self, axes: tuple[str, ...]) -> Iterator[Group]:
         """Yield all groups along ``axes``, each with its ranks in ascending order."""
-        sizes = self._factors(axes)
-        others = [axis for axis in sizes if axis not in axes]
-        for place in product(*(range(sizes[axis]) for axis in others)):
-            yield self._members(sizes, {axis: (at,) for axis, at in zip(others, place, strict=True)})
+        steps = self._steps(axes)
+        if steps is None:  # groups differ in shape
+            sizes = self._factors(axes)
+            others = [axis for axis in sizes if axis not in axes]
+            for place in product(*(range(sizes[axis]) for axis in others)):
+                yield self._members(sizes, {axis: (at,) for axis, at in zip(others, place, strict=True)})
+            return
+        offsets = _offsets(run for axis in axes for run in steps.get(axis, ()))
+        for first in _offsets(run for axis in steps if axis not in axes for run in steps[axis]):
+            yield tuple([first + offset for offset in offsets])
 
     def samples(self, axes: tuple[str, ...], stages: Iterable[int]) -> dict[Group, int]:
         """Some groups of these stages, one for each way in which groups along ``axes`` lie on nodes, and how many lie so.
@@ -141,7 +216,7 @@ class Mesh:
             return {**self.expert, "pipeline": self.stages}
         return self.axes
 
-    @property
+    @cached_property
     def _inside(self) -> int:
         """Ranks of one stage that are neighbours in the rank number: those along the axes before the pipeline."""
         return prod(size for _, size in takewhile(lambda axis: axis[0] != "pipeline", self.axes.items()))
@@ -188,7 +263,10 @@ class Mesh:
 
 def _offsets(steps: Iterable[tuple[int, int]]) -> list[int]:
     """Distances of the members of a group from its first, for (places, stride) of each axis."""
-    return sorted(map(sum, product(*(range(0, size * stride, stride) for size, stride in steps))))
+    offsets = [0]
+    for size, stride in sorted(steps, key=lambda step: step[1]):  # so that they come in ascending order
+        offsets = [place + offset for place in range(0, size * stride, stride) for offset in offsets]
+    return offsets
 
 
 def _alike(size: int, period: int) -> dict[int, int]:

@@ -4,7 +4,7 @@ This is where the ledger, the mesh and the collectives shelf meet. Which bytes c
 ranks: rank i sits in node i // gpus_per_node, and an algorithm says to whom each position of a group sends.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache, partial
@@ -122,29 +122,52 @@ def _put(form: Expr, payload: Expr, ranks: Expr) -> Expr:
     return form.xreplace({sym.S: payload, sym.n: ranks})
 
 
+#: Bytes that one rank sends, receives, and sends to other nodes.
+Moved = tuple[int, int, int]
+
+
+def moved(event: Event, mesh: Mesh, nodes: Sequence[int]) -> list[Moved]:
+    """What each position of a group that lies on these nodes moves in all calls of an event."""
+    price, calls = event.priced, event.calls
+    sent = _sent(event, price.sent_bytes, price.runs)
+    crossing = between(event, placed(event, mesh, price.algorithm), nodes, sent)
+    received = _along(event, [(first, each) for first, _, each in price.runs] or [(0, price.received_bytes)])
+    columns = ([calls * x for x in each] for each in (sent, received, crossing))
+    return list(zip(*columns, strict=True))
+
+
+def moved_by(event: Event, mesh: Mesh, rank: int) -> Moved:
+    """What one rank moves in all calls of an event. It has to be of one of its stages."""
+    price, calls = event.priced, event.calls
+    row = None if event.pairs or event.split else mesh.row(rank, event.axes)
+    if row is None or pattern(event, placed(event, mesh, price.algorithm)) != "next":
+        group = group_of(event, mesh, rank)
+        return moved(event, mesh, [member // mesh.gpus_per_node for member in group])[group.index(rank)]
+    at = row.index(rank)  # a group may be of many ranks, and only the next one is asked for
+    sent, received = price.at(at)
+    there = row.rank(at + (event.shift if event.wire_op == "send" else 1))
+    leaving = sent * (there // mesh.gpus_per_node != rank // mesh.gpus_per_node)
+    return calls * sent, calls * received, calls * leaving
+
+
 def totals_of(event: Event, mesh: Mesh, rank: int) -> Totals:
     """All calls of an event by one rank. The rank has to be of one of its stages."""
-    price, calls = event.priced, event.calls
-    group = group_of(event, mesh, rank)
-    at, nodes = group.index(rank), [member // mesh.gpus_per_node for member in group]
-    sent, received = price.at(at)
-    each = _sent(event, price.sent_bytes, price.runs)
-    crossing = between(event, placed(event, mesh, price.algorithm), nodes, each)[at]
-    amounts = (event.payload_bytes, sent, received, sent - crossing, crossing)
-    return Totals(calls, *(calls * amount for amount in amounts))
+    sent, received, leaving = moved_by(event, mesh, rank)
+    payload_bytes = event.calls * event.payload_bytes
+    return Totals(event.calls, payload_bytes, sent, received, sent - leaving, leaving)
 
 
 def _sent(event: Event, busiest: int, runs: tuple[Run, ...]) -> list[int]:
     """Bytes that each position of a group sends in one call; a message leaves only the stages that call."""
-    size = event.group_size
     if event.wire_op == "send" and event.axes == ("pipeline",):
-        return [busiest * (stage in event.stages) for stage in range(size)]
-    ends = (*(first for first, _, _ in runs[1:]), size)
-    return [
-        sent
-        for (first, sent, _), end in zip(runs or [(0, busiest, 0)], ends, strict=True)
-        for _ in range(first, end)
-    ]
+        return [busiest * (stage in event.stages) for stage in range(event.group_size)]
+    return _along(event, [(first, sent) for first, sent, _ in runs] or [(0, busiest)])
+
+
+def _along(event: Event, runs: list[tuple[int, int]]) -> list[int]:
+    """Write out (first position, amount) for every position of a group."""
+    ends = (*(first for first, _ in runs[1:]), event.group_size)
+    return [amount for (first, amount), end in zip(runs, ends, strict=True) for _ in range(first, end)]
 
 
 def _runs(event: Event, algorithm: Algorithm) -> tuple[Run, ...]:

@@ -27,8 +27,9 @@ class Bill:
     """A ledger as it is shown: whole, or for the ranks of one ``stage``, or for one ``rank``.
 
     With a ``cluster`` that says how fast its links are, every event has its seconds, too: communication alone.
-    Without either, all events are listed and the totals are those of the busiest rank. Raises LedgerError for a stage or
-    rank that does not exist, or that are both given and disagree.
+    Whatever is summed, one rank pays it all: ``rank``, or the busiest of the ``stage``, or without either the busiest of
+    all, and then the events of all stages are listed. Raises LedgerError for a stage or rank that does not exist, or that
+    are both given and disagree.
     """
 
     ledger: Ledger
@@ -45,8 +46,8 @@ class Bill:
                 raise LedgerError(
                     f"rank {self.rank} is of stage {home}, not {self.stage}: leave one of them out."
                 )
-        if self.stage is not None and not 0 <= self.stage < mesh.stages:
-            raise LedgerError(f"stage {self.stage} does not exist: choose 0 to {mesh.stages - 1}.")
+        if self.stage is not None:
+            mesh.check_stage(self.stage)
 
     @cached_property
     def payer_stage(self) -> int:
@@ -54,6 +55,11 @@ class Bill:
         if self.rank is not None:
             return self.ledger.mesh.stage(self.rank)
         return self.ledger.busiest_stage if self.stage is None else self.stage
+
+    @cached_property
+    def payer_rank(self) -> int:
+        """The rank whose totals are shown."""
+        return self.ledger.busiest_ranks[self.payer_stage] if self.rank is None else self.rank
 
     @property
     def timed(self) -> bool:
@@ -106,7 +112,8 @@ class Bill:
         where = f" of stage {self.payer_stage}" if self.ledger.mesh.stages > 1 else ""
         if self.rank is not None:
             return f"rank {self.rank}{where}"
-        return f"the busiest rank{where}" if self.whole else f"a rank{where}"
+        place = f"{where}, the busiest" if self.whole else f", the busiest{where}"
+        return f"rank {self.payer_rank}{place}"
 
     @cached_property
     def lines(self) -> tuple[Line, ...]:
@@ -120,9 +127,7 @@ class Bill:
     @cached_property
     def totals(self) -> Totals:
         """Totals of the rank that pays."""
-        if self.rank is not None:
-            return self.ledger.rank_totals(self.rank)
-        return self.ledger.by_stage[self.payer_stage]
+        return self.ledger.rank_totals(self.payer_rank)
 
     def groups(self, by: str) -> dict[str, Totals]:
         """Add up what the payer pays. Largest first, but stages and phases in their order.
@@ -166,7 +171,8 @@ class Bill:
         return (event for event in self.ledger if self.payer_stage in event.stages)
 
     def _pays(self, event: Event) -> Totals:
-        return event.totals if self.rank is None else self.ledger.paid(event, self.rank)
+        """What the payer pays; what only other stages call is listed with what its own busiest rank pays."""
+        return self.ledger.paid(event, self.payer_rank) if self.payer_stage in event.stages else event.totals
 
     def _stages(self) -> dict[str, Totals]:
         if self.whole:

@@ -3,10 +3,7 @@
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
-
-from sympy import Integer
 
 from meshcost.event import CLUSTER, Totals
 from meshcost.formula import pretty
@@ -38,21 +35,10 @@ def as_dict(bill: Bill, by: str | None = None) -> dict[str, Any]:
         return _sums(bill, str(by))
     if bill.whole:
         return bill.ledger.to_dict() | _seconds_of_events(bill)
-    part = bill.ledger.at_stage(bill.payer_stage).to_dict()
-    part |= _payer(bill) | {"totals": bill.totals.as_dict()} | _seconds_of_events(bill)
-    numbers = {id(line.event): {"number": line.number, "event": line.name} for line in bill.lines}
-    events = bill.ledger.at_stage(bill.payer_stage)
-    part["events"] = [row | numbers[id(event)] for event, row in zip(events, part["events"], strict=True)]
-    if bill.rank is not None:
-        part["events"] = [
-            written
-            | _wire(bill.ledger.paid(event, bill.rank))
-            | {
-                "one_call": written["one_call"]
-                | _wire(bill.ledger.paid(replace(event, count=Integer(1)), bill.rank))
-            }
-            for event, written in zip(events, part["events"], strict=True)
-        ]
+    own = bill.ledger.at_stage(bill.payer_stage)
+    lines = {id(line.event): line for line in bill.lines}
+    part = own.to_dict() | _payer(bill) | {"totals": bill.totals.as_dict()} | _seconds_of_events(bill)
+    part["events"] = [_paid(row, lines[id(event)]) for event, row in zip(own, part["events"], strict=True)]
     part["totals"] |= {
         f"by_{key}": {name: sums.as_dict() for name, sums in bill.groups(key).items()}
         for key in ("strategy", "op", "phase", "axis", "stage")
@@ -60,9 +46,11 @@ def as_dict(bill: Bill, by: str | None = None) -> dict[str, Any]:
     return part
 
 
-def _wire(paid: Totals) -> dict[str, int]:
-    """What one rank sends and receives, under the names that an event has for it."""
-    return {name: number for name, number in paid.as_dict().items() if name not in ("calls", "payload_bytes")}
+def _paid(row: dict[str, Any], line: Line) -> dict[str, Any]:
+    """An event as the one who pays has it: in all calls, and in one."""
+    wire = {key: sum for key, sum in line.totals.as_dict().items() if key not in ("calls", "payload_bytes")}
+    once = {key: sum // line.totals.calls for key, sum in wire.items()}
+    return row | wire | {"number": line.number, "event": line.name, "one_call": row["one_call"] | once}
 
 
 def _totals(bill: Bill) -> dict[str, int]:

@@ -249,9 +249,13 @@ def _figures(totals: Totals, payload: str, *, exact: bool) -> tuple[str, ...]:
 def _closing(bill: Bill) -> Iterator[Text]:
     staged = bill.ledger.mesh.stages > 1 and bill.whole
     yield Text(
-        "Calls: of one rank in one step. Payload: the whole buffer of one call. Sent: by the busiest rank of the group, all "
+        "Calls: of one rank in one step. Payload: the whole buffer of one call. Sent: by the rank in the last row, all "
         "calls together, without protocol headers. GB is 10^9 bytes; --exact writes every digit."
-        + (" Sums count only what that one rank calls, not the rows of other stages." if staged else ""),
+        + (
+            " Rows that only other stages call are of the busiest rank there, and in no sum."
+            if staged
+            else ""
+        ),
         style="dim",
     )
     yield from _on_time(bill)

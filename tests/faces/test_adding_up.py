@@ -55,15 +55,36 @@ def test_every_column_adds_up(bill: Bill, by: str):
 
 
 def test_the_events_of_each_stage_add_up_to_it(bill: Bill):
-    table = rows(bill, "event")
     for stage, sums in enumerate(bill.ledger.by_stage):
-        own = [row for row in table if str(stage) in row["stages"].split()]
+        table = rows(Bill(bill.ledger, stage=stage, cluster=bill.cluster), "event")
+        assert all(str(stage) in row["stages"].split() for row in table)
         for name in ("sent_bytes", "received_bytes", "intra_node_bytes", "inter_node_bytes"):
-            assert sum(int(row[name]) for row in own) == getattr(sums, name)
-        assert sum(int(row["count"]) for row in own) == sums.calls
-        assert sum(float(row["seconds"]) for row in own) == pytest.approx(bill.stage_seconds[stage])
+            assert sum(int(row[name]) for row in table) == getattr(sums, name)
+        assert sum(int(row["count"]) for row in table) == sums.calls
+        assert sum(float(row["seconds"]) for row in table) == pytest.approx(bill.stage_seconds[stage])
+
+
+def test_the_events_of_the_whole_bill_add_up_to_its_totals_and_to_all_ranks(bill: Bill):
+    table = rows(bill, "event")
+    own = [row for row in table if str(bill.payer_stage) in row["stages"].split()]
+    for name in ("sent_bytes", "received_bytes", "intra_node_bytes", "inter_node_bytes"):
+        assert sum(int(row[name]) for row in own) == getattr(bill.totals, name)
     for name in CLUSTER:
         assert sum(int(row[name]) for row in table) == bill.all_together[name]
+
+
+def test_the_whole_bill_is_that_of_one_rank(bill: Bill):
+    """The one that it names: its totals and each of its rows are what ``--rank`` shows of that rank."""
+    alone = Bill(bill.ledger, rank=bill.payer_rank)
+    assert bill.payer == f"{alone.payer}, the busiest"
+    assert bill.totals == alone.totals == bill.ledger.totals
+    assert as_dict(bill)["totals"]["busiest_rank"] == bill.payer_rank
+    mine = {line.number: line.totals for line in alone.lines}
+    assert mine == {line.number: line.totals for line in bill.lines if line.number in mine}
+    for by in (by.value for by in By if by not in ("event", "stage")):
+        assert {name: sums for name, sums in bill.groups(by).items() if sums.sent_bytes} == {
+            name: sums for name, sums in alone.groups(by).items() if sums.sent_bytes
+        }
 
 
 def test_each_row_by_stage_is_what_that_stage_alone_shows(bill: Bill):

@@ -145,7 +145,7 @@ def test_csv_has_exact_events(run: Run, jobs: Jobs, ledgers: dict[str, Ledger], 
     lines = Bill(ledgers[name]).lines
     assert len(rows) == len(lines)
     for row, line in zip(rows, lines, strict=True):
-        event, sums = line.event, line.event.totals
+        event, sums = line.event, line.totals
         exact = (event.calls, event.payload_bytes, sums.sent_bytes, sums.received_bytes)
         assert tuple(int(row[key]) for key in NUMBERS[:4]) == exact
         assert (row["event"], row["why"], row["stages"].split()) == (
@@ -153,7 +153,7 @@ def test_csv_has_exact_events(run: Run, jobs: Jobs, ledgers: dict[str, Ledger], 
             event.why,
             [*map(str, event.stages)],
         )
-        assert bind(parse(row["formula_sent"]), event.values) == sums.sent_bytes
+        assert bind(parse(row["formula_sent"]), event.values) == event.totals.sent_bytes
 
 
 def test_csv_of_one_rank_has_what_that_rank_sends(run: Run, jobs: Jobs, ledgers: dict[str, Ledger]):
