@@ -23,7 +23,7 @@ FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 # may load anything; beyond that a module may load only what stands in this table.
 LATE = {
     # a ledger shows and stores itself, and asks what one rank pays
-    "meshcost.ledger": {"meshcost.ledger_json", "meshcost.report", "meshcost.price"},
+    "meshcost.ledger": {"meshcost.ledger_json", "meshcost.report", "meshcost.price", "meshcost.busiest"},
 }
 
 ROOT = Path(__file__).resolve().parents[2]
