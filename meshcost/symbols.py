@@ -66,6 +66,7 @@ t_e = _symbol("t_e", "size of the expert_tensor axis", "ranks")
 d_e = _symbol("d_e", "size of the expert_data axis: d c t / (e t_e)", "ranks")
 v = _symbol("v", "model chunks on one pipeline rank", "chunks")
 n = _symbol("n", "ranks in the group", "ranks")
+g = _symbol("g", "ranks of the group in one node", "ranks")
 
 # The data types: bytes of one element, which a scale for each block of them makes a fraction.
 b_w = _symbol("b_w", "bytes of one weight", "B")

@@ -19,6 +19,10 @@ def collectives(
         ),
     ] = None,
     ranks: Annotated[int, typer.Option(help="How many ranks are drawn, 2 to 16.")] = 4,
+    ranks_per_node: Annotated[
+        int | None,
+        typer.Option(help="How many of them share a node; else as many as leave two.", show_default=False),
+    ] = None,
     form: Annotated[TextFormat, choice(TextFormat, "--format", help="How it is written.")] = TextFormat.text,
 ) -> None:
     """Show what each collective operation does, what it costs, and who uses it."""
@@ -26,9 +30,9 @@ def collectives(
     from meshcost.report.collectives import as_dict, overview, page
 
     if form is TextFormat.json:
-        write_json(as_dict(op, ranks))
+        write_json(as_dict(op, ranks, ranks_per_node))
     else:
-        show(overview() if op is None else page(op, ranks))
+        show(overview() if op is None else page(op, ranks, ranks_per_node))
 
 
 def models(

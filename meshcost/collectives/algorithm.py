@@ -78,19 +78,27 @@ class Algorithm(ABC):
     """One way to perform some operations, stated twice.
 
     ``forms`` and ``moved`` are closed: what the busiest rank, and what each rank moves. ``moves`` is the schedule. Laws
-    hold the two against each other. ``one_port`` says that no rank sends or receives two messages in one round;
-    ``least_bytes`` and ``least_rounds`` name the operations in which no algorithm can do better, for any number of
-    ranks; with ``switch``, a switch adds and copies. In the operations of ``alike`` all ranks do the same, so that with
-    equal cells one speaks for all.
+    hold the two against each other. ``least_bytes`` and ``least_rounds`` name the operations in which no algorithm can do
+    better, for any number of ranks; with ``switch``, a switch adds and copies. In the operations of ``alike`` all ranks do
+    the same, so that with equal cells one speaks for all.
     """
 
     name: str
     source: str
-    one_port: bool = True
     switch: bool = False
     least_bytes: frozenset[str] = frozenset()
     least_rounds: frozenset[str] = frozenset()
     alike: frozenset[str] = frozenset()
+
+    @property
+    @abstractmethod
+    def how(self) -> str:
+        """What ranks do, in a sentence."""
+
+    @property
+    def ports(self) -> int | None:
+        """The most messages that a rank sends, or receives, in one round; None for one with each peer."""
+        return 1
 
     @property
     @abstractmethod

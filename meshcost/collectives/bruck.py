@@ -27,6 +27,9 @@ class Bruck(Algorithm):
     """
 
     name = "bruck"
+    how = (
+        "In round k each rank sends to the rank 2**k away whatever has that way to go; it does so for any n."
+    )
     source = "Bruck, Ho, Kipnis, Upfal and Weathersby 1997; MPICH source comments"
     least_bytes = frozenset({"all_gather", "barrier"})
     forms = MappingProxyType(

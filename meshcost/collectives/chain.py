@@ -32,6 +32,14 @@ class Chain(Algorithm):
     source = "NCCL src/device/broadcast.h and reduce.h, whose rings are cut into slices"
     least_bytes = frozenset({"broadcast", "reduce"})
 
+    @property
+    def how(self) -> str:
+        """In one sentence."""
+        return (
+            f"The buffer goes from rank to rank in {self.segments} segments, one behind the other: the first arrives after "
+            f"n - 1 rounds, the last {self.segments - 1} later."
+        )
+
     @cached_property
     def forms(self) -> dict[str, Form]:
         """Bytes as in a chain of whole buffers; rounds overlap."""

@@ -34,8 +34,9 @@ class Direct(Algorithm):
     """
 
     name = "direct"
+    how = "All at once, in one round: a message to every rank that needs one."
     source = "one message per pair; the least number of rounds any algorithm can have"
-    one_port = False
+    ports = None
     least_bytes = frozenset(
         {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "send", "recv", "barrier"}
     )

@@ -25,8 +25,9 @@ class DoubleTree(Algorithm):
     """
 
     name = "double_tree"
+    how = "Two binary trees, each for half of the buffer; who is a leaf in one passes on in the other."
     source = "NCCL src/graph/trees.cc; Sanders, Speck and Traff 2009, Two-tree algorithms"
-    one_port = False
+    ports = 2
     forms = MappingProxyType(
         {
             "all_reduce": Form(

@@ -1,11 +1,12 @@
 """Hierarchical: an all-reduce in two levels, which spares the slow links between nodes."""
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Self, TypeVar
 
-from sympy import Integer
+from sympy import Expr
 from sympy.functions.elementary.miscellaneous import Min
 
 from meshcost.collectives.algorithm import Algorithm, Form, Move, Pattern
@@ -19,9 +20,25 @@ _OnNodes = TypeVar("_OnNodes", bound="OnNodes")
 
 @dataclass(frozen=True)
 class OnNodes(Algorithm):
-    """An algorithm that knows nodes: ``ranks_per_node`` neighbours share one, or all of a smaller group."""
+    """An algorithm that knows nodes: ``ranks_per_node`` neighbours share one, or all of a smaller group.
+
+    Its forms are written for any ranks per node, and stand on these.
+    """
 
     ranks_per_node: int = 8
+
+    @abstractmethod
+    def on_nodes(self, inside: Expr) -> Mapping[str, Form]:
+        """The cost of each operation on nodes of ``inside`` ranks."""
+
+    @abstractmethod
+    def between_nodes(self, inside: Expr) -> Expr:
+        """Bytes of one call that each rank sends to other nodes."""
+
+    @cached_property
+    def forms(self) -> Mapping[str, Form]:
+        """The cost of each operation on its own nodes."""
+        return self.on_nodes(self.per_node)
 
     def placed(self, ranks_per_node: int) -> Self:
         """Return the same algorithm on other nodes."""
@@ -60,23 +77,26 @@ class Hierarchical(OnNodes):
     """
 
     name = "hierarchical"
+    how = (
+        "Rings on two levels: a reduce-scatter inside each node, an all-reduce between equal places of all "
+        "nodes, an all-gather inside."
+    )
     source = "Jia et al. 2018; stas00/ml-engineering, network/README.md"
     least_bytes = alike = frozenset({"all_reduce"})
 
-    @cached_property
-    def forms(self) -> Mapping[str, Form]:
+    def on_nodes(self, inside: Expr) -> Mapping[str, Form]:
         """The bytes of a ring, the rounds of two short ones."""
-        ring, inside = RING.forms["all_reduce"], self.per_node
+        ring = RING.forms["all_reduce"]
         rounds = 2 * (inside - 1) + 2 * (n / inside - 1)
         return {"all_reduce": Form(ring.sent, ring.received, ring.total, rounds, ring.added)}
 
-    def between_nodes(self) -> Integer:
-        """Bytes that each rank sends to another node.
+    def between_nodes(self, inside: Expr) -> Expr:
+        """A ring over the nodes, on the share of one rank.
 
-        >>> Hierarchical(ranks_per_node=4).between_nodes().subs({n: 8, S: 8})
-        2
+        >>> HIERARCHICAL.between_nodes(HIERARCHICAL.per_node).subs({n: 16, S: 8})
+        1
         """
-        return 2 * S * (n / self.per_node - 1) / n
+        return 2 * S * (n - inside) / (n * inside)
 
     def moved(self, op: str, at: int, ranks: int, cells: Cells) -> tuple[int, int]:
         """What both levels send and receive: a rank receives what the one before it on that level sends."""

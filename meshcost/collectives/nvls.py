@@ -26,6 +26,10 @@ class Nvls(Algorithm):
     """
 
     name = "nvls"
+    how = (
+        "The switch inside a node adds and copies: a rank takes the sum of its own chunk from it, or gives "
+        "it a chunk once for all."
+    )
     source = "NCCL src/device/all_reduce.h, NVLS on one node; Hopper multimem loads and stores (PTX ISA)"
     switch = True
     forms = MappingProxyType(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from types import MappingProxyType
 
-from sympy import Expr, Integer, limit, oo, simplify
+from sympy import Expr, Integer, simplify
 
 from meshcost.collectives.ring import RING
 from meshcost.errors import MeshcostError, UnknownAlgorithm
@@ -123,15 +123,6 @@ def ring_difference() -> Expr:
     """
     forms = RING.forms
     return simplify(forms["all_reduce"].sent - forms["reduce_scatter"].sent - forms["all_gather"].sent)
-
-
-def ring_limit() -> Expr:
-    """What a rank sends in a ring all-reduce over ever more ranks.
-
-    >>> ring_limit()
-    2*S
-    """
-    return limit(RING.forms["all_reduce"].sent, n, oo)
 
 
 def operation(name: str) -> Operation:

@@ -29,6 +29,7 @@ class Pairwise(Algorithm):
     """
 
     name = "pairwise"
+    how = "In round k each rank sends to the rank k further on, and takes from the one k back."
     source = "MPICH source comments, as in Thakur, Rabenseifner and Gropp 2005, section 4.4"
     least_bytes = alike = frozenset({"all_to_all", "reduce_scatter"})
     forms = MappingProxyType(

@@ -34,6 +34,7 @@ class Pat(Algorithm):
     aggregation: int = 0
 
     name = "pat"
+    how = "Each chunk has a binomial tree of its own; chunks that take the same hop share a message."
     source = "NCCL src/include/collectives.h (PatAGAlgorithm, PatRSAlgorithm); Jeaugey 2025, arXiv 2506.20252"
     least_bytes = alike = frozenset({"all_gather", "reduce_scatter"})
 

@@ -26,6 +26,10 @@ class Rabenseifner(Algorithm):
     """
 
     name = "rabenseifner"
+    how = (
+        "Recursive halving leaves each rank the sum of one part; recursive doubling, or a tree to the root, "
+        "collects the parts."
+    )
     source = (
         "Rabenseifner 2004; MPICH source comments, as in Thakur, Rabenseifner and Gropp 2005, section 4.5"
     )

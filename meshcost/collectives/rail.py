@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+
+from sympy import Expr
 
 from meshcost.collectives.algorithm import Form, Move
 from meshcost.collectives.cells import Cells
@@ -25,16 +26,22 @@ class Rail(OnNodes):
     """
 
     name = "rail"
+    how = (
+        "First inside the node, to the rank whose place is that of the receiver; then from node to node "
+        "between equal places."
+    )
     source = "NCCL 2.12 release notes (PXN, rail-local aggregation); DeepSeek-V3 report 2024, section 3.2.2"
 
     alike = frozenset({"all_to_all"})
 
-    @cached_property
-    def forms(self) -> Mapping[str, Form]:
+    def on_nodes(self, inside: Expr) -> Mapping[str, Form]:
         """Inside the node, then along the rail; pairwise on both."""
-        inside = self.per_node
-        moved = S * (inside - 1) / inside + S * (n - inside) / n
+        moved = S * (inside - 1) / inside + self.between_nodes(inside)
         return {"all_to_all": Form(moved, moved, n * moved, (inside - 1) + (n / inside - 1))}
+
+    def between_nodes(self, inside: Expr) -> Expr:
+        """What is for ranks of other nodes: all but the share of the own one."""
+        return S * (n - inside) / n
 
     def moved(self, op: str, at: int, ranks: int, cells: Cells) -> tuple[int, int]:
         """What goes to and comes from other places in the node, then other nodes on the rail."""

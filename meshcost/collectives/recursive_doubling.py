@@ -28,6 +28,10 @@ class RecursiveDoubling(Algorithm):
     """
 
     name = "recursive_doubling"
+    how = (
+        "In round k each rank exchanges all it has with the rank 2**k away. Those beyond a power of two "
+        "hand in first and get the result last."
+    )
     source = "MPICH source comments, as in Thakur, Rabenseifner and Gropp 2005, sections 4.1 and 4.5"
     least_bytes = alike = frozenset({"barrier"})
     forms = MappingProxyType(

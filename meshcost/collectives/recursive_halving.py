@@ -26,6 +26,10 @@ class RecursiveHalving(Algorithm):
     """
 
     name = "recursive_halving"
+    how = (
+        "In each round a rank gives a partner half of what it still sums, and keeps the other half. Those "
+        "beyond a power of two hand in first and get the result last."
+    )
     source = "MPICH source comments, as in Thakur, Rabenseifner and Gropp 2005, section 4.4"
     forms = MappingProxyType(
         {

@@ -27,6 +27,7 @@ class Ring(Algorithm):
     """
 
     name = "ring"
+    how = "Each rank takes from the rank before it and gives to the one after it, until all has been everywhere."
     source = "Patarasuk and Yuan 2009; MPICH source comments, as in Thakur, Rabenseifner and Gropp 2005"
     least_bytes = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"})
     alike = frozenset({"all_reduce", "all_gather", "reduce_scatter"})

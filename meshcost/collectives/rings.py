@@ -31,8 +31,18 @@ class Rings(Algorithm):
     bidirectional: bool = False
 
     source = "NCCL channels (src/graph); both directions: Jain and Sabharwal 2010, as in TPU tori"
-    one_port = False
     least_bytes = alike = frozenset(_OPS)
+
+    @property
+    def how(self) -> str:
+        """In one sentence."""
+        ways = "in opposite directions" if self.bidirectional else "that visit the ranks in different orders"
+        return f"{self.channels} rings {ways} at the same time, each with its share of every chunk."
+
+    @property
+    def ports(self) -> int:
+        """One for each ring."""
+        return self.channels
 
     @cached_property
     def forms(self) -> dict[str, Form]:

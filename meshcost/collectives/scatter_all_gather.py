@@ -27,6 +27,11 @@ class ScatterAllGather(Algorithm):
 
     source = "MPICH source comments, as in Thakur, Rabenseifner and Gropp 2005, section 4.2"
 
+    @property
+    def how(self) -> str:
+        """In one sentence."""
+        return f"A tree gives each rank a chunk, and an all-gather by {self.gather.name} brings all chunks to all."
+
     @cached_property
     def forms(self) -> dict[str, Form]:
         """The scatter and the all-gather; the root sends most in both."""

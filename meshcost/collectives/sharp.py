@@ -23,6 +23,7 @@ class Sharp(Algorithm):
     """
 
     name = "sharp"
+    how = "The switches between nodes add on the way up and copy on the way down."
     source = "Graham et al. 2016, SHArP: a hardware architecture for data reduction; NCCL CollNet"
     switch = True
     least_bytes = frozenset({"barrier", "broadcast", "reduce"})

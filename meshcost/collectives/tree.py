@@ -36,6 +36,7 @@ class Tree(Algorithm):
     """
 
     name = "tree"
+    how = "A binomial tree: the ranks that take part double in every round."
     source = "MPICH source comments, as in Thakur, Rabenseifner and Gropp 2005, section 4"
     least_bytes = frozenset({"gather", "scatter", "barrier"})
     least_rounds = frozenset({"broadcast", "reduce", "gather", "scatter"})

@@ -11,6 +11,7 @@ from sympy.core.function import Application
 
 from meshcost.collectives import ALGORITHMS, DEFAULTS, Algorithm
 from meshcost.collectives.gloo import FRAME_BYTES, HOW, SENT
+from meshcost.collectives.hierarchical import OnNodes
 from meshcost.collectives.operations import (
     OPERATIONS,
     Operation,
@@ -18,17 +19,14 @@ from meshcost.collectives.operations import (
     compose,
     operation,
     ring_difference,
-    ring_limit,
 )
-from meshcost.collectives.optimality import Optimality, fitted, optimality
-from meshcost.errors import MeshcostError
-from meshcost.formula import pretty, value
+from meshcost.collectives.optimality import Optimality, optimality
+from meshcost.formula import pretty
+from meshcost.report.collectives_group import GROUP, Group, grouped
 from meshcost.report.collectives_picture import plain
 from meshcost.report.collectives_uses import TRAPS, USES
-from meshcost.symbols import S, T, b_d, e, h, k, n
+from meshcost.symbols import S, T, b_d, e, g, h, k, n
 
-#: Numbers of ranks that a page can draw.
-DRAWN = range(2, 17)
 #: Numbers of ranks at which a page shows how an all-reduce grows.
 GROWTH = (2, 4, 8, 64, 1024)
 
@@ -42,58 +40,85 @@ class Share(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What one algorithm costs, in S and n: bytes of the busiest rank and of the whole group, rounds, bytes added.
+    """What one algorithm costs: rounds, bytes of the busiest rank and of the whole group, bytes added.
 
-    ``shares`` are the ranks that move alike, between as many ranks as are asked for; empty for a message to one rank.
+    Formulas are in S, n and, for an algorithm that knows nodes, g ranks in each.
+    ``inside`` and ``between`` are what a rank sends within its node and to others, where the algorithm states it;
+    ``crossing`` is what all ranks of the group together send to other nodes, counted on the schedule, as a multiple of S,
+    and None where a switch sends, too. ``shares`` are the ranks of the group that move alike. A message to one rank has
+    neither.
     """
 
     algorithm: str
+    how: str
     rounds: Expr
     sent: Expr
     received: Expr
+    inside: Expr | None
+    between: Expr | None
     total: Expr
     added: Expr
     to_bound: Expr
+    crossing: Fraction | None
     shares: tuple[Share, ...]
     source: str
 
-    def busy_sender(self, ranks: int) -> bool:
+    def busy_sender(self, group: Group) -> bool:
         """Whether the busiest rank sends at least as much as any receives."""
-        return in_payloads(self.sent, ranks) >= in_payloads(self.received, ranks)
+        return group.payloads(self.sent) >= group.payloads(self.received)
 
 
 @cache
-def costs(op: Operation, ranks: int = 4) -> tuple[Cost, ...]:
-    """List the algorithms that perform an operation; one that knows nodes stands on those that so many ranks fill.
+def costs(op: Operation, group: Group = GROUP) -> tuple[Cost, ...]:
+    """List the algorithms that perform an operation.
 
     >>> [(cost.algorithm, cost.sent) for cost in costs(operation("all_reduce"))][:2]
     [('ring', 2*S*(n - 1)/n), ('tree', S*log2_ceiling(n))]
     """
-    found = []
-    for name, stated in ALGORITHMS.items():
-        algorithm = fitted(stated, ranks)
-        forms = [algorithm.forms[call] for call in op.calls if call in algorithm.forms]
-        if forms:
-            sent, received = Max(*(x.sent for x in forms)), Max(*(x.received for x in forms))
-            first, ratio = forms[0], Integer(1)
-            if op.lower_bound:
-                ratio = sent.xreplace({S: Integer(1)}) / op.lower_bound.xreplace({S: Integer(1)})
-                ratio = ratio if ratio.has(Application) else simplify(ratio)  # slow, and no shorter
-            shares = tuple(_shares(algorithm, op.name, ranks)) if len(op.calls) == 1 else ()
-            found.append(
-                Cost(
-                    name,
-                    first.rounds,
-                    sent,
-                    received,
-                    first.total,
-                    first.added,
-                    ratio,
-                    shares,
-                    algorithm.source,
-                )
-            )
-    return tuple(found)
+    able = (x for x in ALGORITHMS.values() if any(call in x.forms for call in op.calls))
+    return tuple(_cost(op, algorithm, group) for algorithm in able)
+
+
+def _cost(op: Operation, stated: Algorithm, group: Group) -> Cost:
+    algorithm, all_forms, between = stated, stated.forms, None
+    if isinstance(stated, OnNodes):
+        algorithm = stated.placed(group.per_node)
+        all_forms, between = stated.on_nodes(g), stated.between_nodes(g)
+    forms = [all_forms[call] for call in op.calls]
+    sent, received = Max(*(x.sent for x in forms)), Max(*(x.received for x in forms))
+    ratio, is_message = Integer(1), len(op.calls) > 1
+    if op.lower_bound:
+        ratio = sent.xreplace({S: Integer(1)}) / op.lower_bound.xreplace({S: Integer(1)})
+        ratio = ratio if ratio.has(Application) else simplify(ratio)  # slow, and no shorter
+    return Cost(
+        algorithm=stated.name,
+        how=stated.how,
+        rounds=forms[0].rounds,
+        sent=sent,
+        received=received,
+        inside=None if between is None else simplify(sent - between),
+        between=between,
+        total=forms[0].total,
+        added=forms[0].added,
+        to_bound=ratio,
+        crossing=None if algorithm.switch or is_message else _crossing(algorithm, op.name, group),
+        shares=() if is_message else tuple(_shares(algorithm, op.name, group.ranks)),
+        source=stated.source,
+    )
+
+
+def _crossing(algorithm: Algorithm, op: str, group: Group) -> Fraction:
+    elements = group.ranks * prod(algorithm.cut(op, group.ranks))
+    steps = algorithm.steps(op, group.ranks, elements)
+    crossing = (
+        message
+        for messages in steps.rounds
+        for message in messages
+        if message.source // group.per_node != message.target // group.per_node
+    )
+    return Fraction(
+        sum(steps.cell_elements[cell] for message in crossing for cell in message.cells), elements
+    )
 
 
 def _shares(algorithm: Algorithm, op: str, ranks: int) -> Iterator[Share]:
@@ -103,15 +128,6 @@ def _shares(algorithm: Algorithm, op: str, ranks: int) -> Iterator[Share]:
         alike.setdefault(moved, []).append(at)
     for (sent, received), places in alike.items():
         yield Share(tuple(places), Fraction(sent, elements), Fraction(received, elements))
-
-
-def in_payloads(amount: Expr, ranks: int) -> Fraction:
-    """Bytes as a multiple of the payload S, exactly.
-
-    >>> in_payloads(operation("all_reduce").lower_bound, 4)
-    Fraction(3, 2)
-    """
-    return Fraction(value(amount, {S: 1, n: ranks}))
 
 
 class Identity(NamedTuple):
@@ -143,7 +159,8 @@ def growth() -> list[tuple[str, Fraction]]:
     [('1024', Fraction(1023, 512)), ('oo', Fraction(2, 1))]
     """
     sent = ALGORITHMS["ring"].forms["all_reduce"].sent
-    return [*((str(x), in_payloads(sent, x)) for x in GROWTH), ("oo", in_payloads(ring_limit(), GROWTH[0]))]
+    limit = Fraction(str(GROUP.for_many_ranks(sent)))
+    return [*((str(x), Group(x, x).payloads(sent)) for x in GROWTH), ("oo", limit)]
 
 
 def gather_over_exchange() -> Expr:
@@ -162,20 +179,21 @@ def gather_over_exchange() -> Expr:
     return simplify(gather / exchange)
 
 
-def as_dict(op: str | None = None, ranks: int = 4) -> dict[str, Any]:
+def as_dict(op: str | None = None, ranks: int = 4, ranks_per_node: int | None = None) -> dict[str, Any]:
     """One operation, or all seven, as plain data; the errors are those of ``page``.
 
     >>> as_dict("all_gather", 2)["after"]
     ['A0 B1', 'A0 B1']
     """
-    drawn(ranks)
+    group = grouped(ranks, ranks_per_node)
     if op is None:
-        return {"ranks": ranks, "operations": [as_dict(name, ranks) for name in OPERATIONS]}
+        pages = [as_dict(name, ranks, ranks_per_node) for name in OPERATIONS]
+        return {**_size(group), "operations": pages}
     found = operation(op)
     return {
         "name": found.name,
         "meaning": found.meaning,
-        "ranks": ranks,
+        **_size(group),
         "before": plain(found.before(ranks)),
         "after": plain(found.after(ranks)),
         "logical": {
@@ -183,19 +201,19 @@ def as_dict(op: str | None = None, ranks: int = 4) -> dict[str, Any]:
             "ends_with": {"who": found.receiver, "bytes": pretty(found.ends_with)},
         },
         "lower_bound": {
-            **_figure(found.lower_bound, ranks),
+            **_figure(found.lower_bound, group),
             "reason": found.bound_reason,
             "source": found.bound_source,
         },
         "default": DEFAULTS[found.calls[0]],
-        "algorithms": {cost.algorithm: _plain_cost(cost, ranks) for cost in costs(found, ranks)},
+        "algorithms": {cost.algorithm: _plain_cost(cost, group) for cost in costs(found, group)},
         "gloo": {
             "how": HOW[found.name],
-            "sent": _figure(SENT[found.calls[0]], ranks),
+            "sent": _figure(SENT[found.calls[0]], group),
             "frame_bytes": FRAME_BYTES,
         },
-        "optimality": [_plain_row(row) for row in optimality(ranks, found.calls[0])],
-        "busbw_factor": _figure(found.busbw_factor, ranks),
+        "optimality": [_plain_row(row) for row in optimality(ranks, found.calls[0], group.per_node)],
+        "busbw_factor": _figure(found.busbw_factor, group),
         "uses": [use._asdict() for use in USES[found.name]],
         "traps": list(TRAPS[found.name]),
         "spelled": {"torch.distributed": found.torch, "nccl": found.nccl, "mpi": found.mpi},
@@ -217,29 +235,37 @@ def _more(op: Operation, ranks: int) -> dict[str, Any]:
     return {"identity": steps, "growth": {at: str(amount) for at, amount in growth()}}
 
 
-def _plain_cost(cost: Cost, ranks: int) -> dict[str, Any]:
-    named = cost._asdict()
-    figures = {key: _figure(amount, ranks) for key, amount in named.items() if isinstance(amount, Expr)}
+def _size(group: Group) -> dict[str, int]:
+    return {"ranks": group.ranks, "ranks_per_node": group.per_node}
+
+
+def _plain_cost(cost: Cost, group: Group) -> dict[str, Any]:
+    figures = {
+        key: _figure(amount, group) for key, amount in cost._asdict().items() if isinstance(amount, Expr)
+    }
     by_rank = [
         {"ranks": list(share.ranks), "sent": str(share.sent), "received": str(share.received), "unit": "S"}
         for share in cost.shares
     ]
-    return {**figures, "by_rank": by_rank, "source": cost.source}
+    crossing = None if cost.crossing is None else {"exact": str(cost.crossing), "unit": "S"}
+    return {
+        **figures,
+        "how": cost.how,
+        "all_between_nodes": crossing,
+        "by_rank": by_rank,
+        "source": cost.source,
+    }
 
 
 def _plain_row(row: Optimality) -> dict[str, Any]:
     return {key: str(x) if isinstance(x, Fraction) else x for key, x in row._asdict().items()}
 
 
-def _figure(amount: Expr, ranks: int) -> dict[str, Any]:
-    exact = in_payloads(amount, ranks)
-    return {"formula": pretty(amount), "exact": str(exact), "unit": "S" if amount.has(S) else "1"}
-
-
-def drawn(ranks: int) -> int:
-    """Return the number of ranks; raises MeshcostError if so many are not drawn."""
-    if ranks not in DRAWN:
-        raise MeshcostError(
-            f"ranks: {ranks} cannot be drawn: choose a whole number from {DRAWN[0]} to {DRAWN[-1]}."
-        )
-    return ranks
+def _figure(amount: Expr, group: Group) -> dict[str, Any]:
+    many = group.for_many_ranks(amount)
+    return {
+        "formula": pretty(amount),
+        "exact": str(group.payloads(amount)),
+        "many_ranks": None if many is None else str(many),
+        "unit": "S" if amount.has(S) else "1",
+    }

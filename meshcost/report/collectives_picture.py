@@ -19,10 +19,14 @@ class Glyphs:
     bar: str
     infinity: str
     line: str
+    ceiling: tuple[str, str]
+    floor: tuple[str, str]
 
 
-UNICODE = Glyphs(arrow="→", sum="Σ", bar="█", infinity="∞", line="─")
-ASCII = Glyphs(arrow="->", sum="*", bar="#", infinity="oo", line="-")
+UNICODE = Glyphs(arrow="→", sum="Σ", bar="█", infinity="∞", line="─", ceiling=("⌈", "⌉"), floor=("⌊", "⌋"))
+ASCII = Glyphs(
+    arrow="->", sum="*", bar="#", infinity="oo", line="-", ceiling=("ceil(", ")"), floor=("floor(", ")")
+)
 
 
 class Panel(NamedTuple):
@@ -107,31 +111,28 @@ def before_after(op: Operation, ranks: int, glyphs: Glyphs, width: int) -> list[
 
 def legend(op: Operation, ranks: int, glyphs: Glyphs, *, spelled: bool | None = None) -> str:
     """Say how to read a picture."""
-    state = op.before(ranks) + op.after(ranks)
-    signs = ["A0 is chunk 0 of rank 0's data, B0 that of rank 1, and so on"]
+    cells = [cell for row in op.before(ranks) + op.after(ranks) for cell in row]
+    signs = ["A0 is chunk 0 of rank 0's data, B0 that of rank 1, and so on"] if any(cells) else []
     spelled = ranks <= _SPELLED_OUT if spelled is None else spelled
-    if any(cell and len(cell) > 1 for row in state for cell in row) and not spelled:
+    if any(cell and len(cell) > 1 for cell in cells) and not spelled:
         named = [f"{letter(rank)}0" for rank in range(ranks)]
         terms = named if ranks <= _SPELLED_OUT else [*named[:2], "...", named[-1]]
         signs.append(f"{glyphs.sum}0 = {' + '.join(terms)}")
-    if any(cell is None for row in state for cell in row):
+    if any(cell is None for cell in cells):
         signs.append(f"{_EMPTY} is nothing")
     return "; ".join(signs) + "."
 
 
-def tiny(op: Operation, glyphs: Glyphs, ranks: int = 4) -> list[str]:
-    """Draw an operation with one letter per cell: whose data it is, or the sum.
+def tiny(op: Operation, glyphs: Glyphs, ranks: int = 3) -> list[str]:
+    """Draw an operation in small: each cell is a chunk, whose data it is and which of them, or the sum.
 
     >>> from meshcost.collectives.operations import operation
     >>> tiny(operation("all_to_all"), ASCII, 2)
-    ['AA -> AB', 'BB -> AB']
+    ['A0 A1 -> A0 B0', 'B0 B1 -> A1 B1']
     """
-
-    def row(cells: Sequence[Cell]) -> str:
-        return "".join(cell_text(cell, ranks, glyphs, spelled=False)[0] for cell in cells)
-
-    states = zip(op.before(ranks), op.after(ranks), strict=True)
-    return [f"{row(before)} {glyphs.arrow} {row(after)}" for before, after in states]
+    states = (panel("", state, glyphs, spelled=False).rows for state in (op.before(ranks), op.after(ranks)))
+    before, after = ([row.ljust(3 * ranks - 1) for row in rows] for rows in states)
+    return [f"{left} {glyphs.arrow} {right}".rstrip() for left, right in zip(before, after, strict=True)]
 
 
 def plain(state: State) -> list[str]:

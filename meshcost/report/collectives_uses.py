@@ -149,7 +149,7 @@ _ALL_GATHER = (
 _ALL_TO_ALL = (
     Use(
         "expert",
-        "dispatch and combine, forward and again backward",
+        "tokens to their experts (dispatch), results back (combine); forward and backward",
         "each token to the ranks of its k experts, the results back to its home",
         "which token goes where is only known at run time, and each goes to a few experts only",
     ),

@@ -1,19 +1,20 @@
 """Optimality: what algorithms declare is measured, and what can be proved about their forms is proved."""
 
 import pytest
-from sympy import Integer, Min, Symbol, limit, oo, simplify
+from sympy import Integer, Symbol, oo, simplify
 
 from meshcost.collectives import ALGORITHMS, Form
 from meshcost.collectives.chain import Chain
 from meshcost.collectives.double_tree import upper
-from meshcost.collectives.hierarchical import Hierarchical
+from meshcost.collectives.hierarchical import Hierarchical, OnNodes
+from meshcost.collectives.many_ranks import many_ranks
 from meshcost.collectives.operations import OPERATIONS, operation
 from meshcost.collectives.optimality import LEAST_BYTES, least_rounds, optimality
 from meshcost.collectives.pat import Pat
 from meshcost.collectives.rail import Rail
 from meshcost.collectives.rings import Rings
 from meshcost.formula import log2_ceiling, ones_below, power2_floor, value
-from meshcost.symbols import S, n
+from meshcost.symbols import S, g, n
 
 CASES = [(name, op) for name, algorithm in ALGORITHMS.items() for op in algorithm.forms]
 MANY = range(2, 66)
@@ -40,7 +41,15 @@ def test_the_table_has_each_algorithm_once_for_each_of_its_operations():
 
 
 def test_the_least_rounds_follow_from_the_ports():
-    assert [least_rounds(ALGORITHMS[x]) for x in ("tree", "direct", "sharp")] == [log2_ceiling(n), 1, 2]
+    """Counted the other way: rounds in which each of those who know tells as many others as it has ports."""
+    for ranks in MANY:
+        for name, ports in (("tree", 1), ("double_tree", 2), ("bidirectional_ring", 2), ("multi_ring", 4)):
+            knowing, rounds = {0}, 0
+            while len(knowing) < ranks:
+                knowing = set(range(min(ranks, len(knowing) + ports * len(knowing))))
+                rounds += 1
+            assert least_rounds(ALGORITHMS[name], ranks) == rounds
+        assert [least_rounds(ALGORITHMS[x], ranks) for x in ("direct", "sharp")] == [1, 2]
 
 
 def test_no_operation_without_a_least():
@@ -55,7 +64,11 @@ def test_no_operation_without_a_least():
         ("all_reduce", "ring", 8, 1, Integer(14) / 3),
         ("all_reduce", "tree", 8, Integer(24) / 14, 2),
         ("all_reduce", "rabenseifner", 8, 1, 2),
-        ("all_reduce", "double_tree", 8, Integer(16) / 14, 6),
+        ("all_reduce", "double_tree", 8, Integer(16) / 14, 3),
+        ("all_reduce", "bidirectional_ring", 27, 1, Integer(52) / 3),
+        ("all_reduce", "multi_ring", 26, 1, Integer(50) / 3),
+        ("all_reduce", "hierarchical", 16, 1, Integer(16) / 4),
+        ("all_to_all", "rail", 16, Integer(22) / 15, Integer(8) / 4),
         ("all_reduce", "nvls", 8, Integer(9) / 14, 2),
         ("all_reduce", "sharp", 8, Integer(8) / 14, 1),
         ("all_to_all", "bruck", 8, Integer(12) / 7, 1),
@@ -95,26 +108,47 @@ def test_a_power_of_two_halves_and_doubles_into_an_all_reduce(side: str):
 @pytest.mark.parametrize(
     ("name", "op", "most"),
     [
-        ("ring", "all_reduce", 2 * S),
-        ("ring", "all_gather", S),
-        ("hierarchical", "all_reduce", 2 * S),
-        ("bruck", "all_gather", S),
-        ("pairwise", "all_to_all", S),
-        ("nvls", "all_reduce", S),
-        ("scatter_ring", "broadcast", 2 * S),
-        ("tree", "scatter", S),
+        ("ring", "all_reduce", 2),
+        ("ring", "all_gather", 1),
+        ("hierarchical", "all_reduce", 2),
+        ("bruck", "all_gather", 1),
+        ("bruck", "all_to_all", oo),
+        ("pairwise", "all_to_all", 1),
+        ("rail", "all_to_all", Integer(15) / 8),
+        ("nvls", "all_reduce", 1),
+        ("scatter_ring", "broadcast", 2),
+        ("double_tree", "all_reduce", 2),
+        ("tree", "scatter", 1),
+        ("tree", "broadcast", oo),
+        ("recursive_doubling", "all_reduce", oo),
+        ("rabenseifner", "all_reduce", None),
+        ("recursive_doubling", "all_gather", None),
     ],
 )
 def test_limits_for_many_ranks(name: str, op: str, most: object):
-    assert limit(ALGORITHMS[name].forms[op].sent, n, oo) == most
+    assert many_ranks(ALGORITHMS[name].forms[op].sent.subs(S, 1)) == most
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("side", ["sent", "received", "total", "rounds", "added"])
+def test_a_limit_is_neared_and_where_there_is_none_the_form_goes_up_and_down(name: str, side: str):
+    at = [8 * (2**k + j * 2 ** (k - 2)) + i for k in (40, 41) for j in range(4) for i in (0, 8)]
+    for form in ALGORITHMS[name].forms.values():
+        amount = getattr(form, side).xreplace({S: Integer(1)})
+        most, seen = many_ranks(amount), [value(amount, {n: ranks}) for ranks in at]
+        if most == oo:
+            assert min(seen) > 15
+        elif most is not None:
+            assert seen == pytest.approx([float(most)] * len(seen), rel=1e-6)
+        else:
+            assert max(seen) > 1.1 * min(seen) or side in ("total", "rounds")
 
 
 def test_on_slow_links_a_hierarchy_sends_no_more_than_a_flat_ring():
     """With g ranks in each of k nodes, a flat ring sends (g - 1) / (k - 1) times as much more over its slow link."""
     inside, nodes = (Symbol(x, integer=True, positive=True) for x in ("x", "y"))
     ring = ALGORITHMS["ring"].forms["all_reduce"].sent
-    stated = Hierarchical(8).between_nodes()
-    general = stated.subs(Min(8, n), inside).subs(n, inside * nodes)
+    general = Hierarchical().between_nodes(inside).subs(n, inside * nodes)
     difference = simplify(ring.subs(n, inside * nodes) - general)
     assert simplify(difference - 2 * S * (inside - 1) / inside) == 0
     more = difference.subs(inside, Symbol("z", integer=True, nonnegative=True) + 1)
@@ -124,14 +158,13 @@ def test_on_slow_links_a_hierarchy_sends_no_more_than_a_flat_ring():
 
 
 @pytest.mark.parametrize("ranks", [2, 6, 8, 12, 24, 32])
-def test_what_leaves_a_node_is_what_is_stated(ranks: int):
+@pytest.mark.parametrize(("kind", "op"), [(Hierarchical, "all_reduce"), (Rail, "all_to_all")])
+def test_what_leaves_a_node_is_what_is_stated(kind: type[OnNodes], op: str, ranks: int):
     for inside in (x for x in range(1, ranks + 1) if ranks % x == 0):
-        algorithm = Hierarchical(inside)
-        stated = value(algorithm.between_nodes(), {S: ranks, n: ranks})
+        algorithm = kind(inside)
+        stated = value(algorithm.between_nodes(g), {S: ranks, n: ranks, g: inside})
         leaving = [0] * ranks
-        for message in (
-            x for messages in algorithm.steps("all_reduce", ranks, ranks).rounds for x in messages
-        ):
+        for message in (x for messages in algorithm.steps(op, ranks, ranks).rounds for x in messages):
             leaving[message.source] += len(message.cells) * (
                 message.source // inside != message.target // inside
             )
