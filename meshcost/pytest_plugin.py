@@ -72,6 +72,7 @@ def meshcost_same(request: pytest.FixtureRequest) -> Callable[..., None]:
     def same(observed: Any, path: str | Path | None = None, tolerance: float = 0) -> None:
         import meshcost
 
+        __tracebackhide__ = True  # a test that fails shows its own line
         name = request.node.name.replace("/", "_").replace("[", "-").rstrip("]")
         meshcost.assert_same(observed, request.path.parent / (path or f"{name}.json"), tolerance)
 

@@ -104,6 +104,8 @@ def trace(  # noqa: PLR0913, PLR0917 - one argument for each option that a perso
     form: Annotated[PageFormat, choice(PageFormat, "--format", help="How it is written.")] = PageFormat.table,
 ) -> None:
     """Run a job's step in PyTorch and compare each call that it makes with the prediction; exits 1 if one differs."""
+    if rank is not None and every:
+        raise MeshcostError("trace: --rank asks for one rank and --all for every one. Leave one of them out.")
     from meshcost.execute.trace_check import TraceCheck
     from meshcost.report.trace import Held, watch
 
@@ -134,7 +136,9 @@ def record(
     show: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="FILE", help="Run nothing, and print this recording; may be repeated.", show_default=False
+            metavar="FILE",
+            help="Run nothing, and print this recording: a file, or the folder of one; may be repeated.",
+            show_default=False,
         ),
     ] = None,
     form: Annotated[LogFormat, choice(LogFormat, "--format", help="How it is written.")] = LogFormat.log,
@@ -147,7 +151,7 @@ def record(
     if show:
         from meshcost.execute.recording_compare import read_recordings
 
-        found = [recording for path in show for recording in read_recordings(path).values()]
+        found = [recording for path in show for _, recording in sorted(read_recordings(path).items())]
         if form is LogFormat.json:
             write_json(as_dict(found))
         else:
@@ -157,7 +161,7 @@ def record(
     try:
         recordings = record_command(command or [], out, step=step)
     except ScriptFailed as error:
-        say(error.problems)
+        say(f"meshcost: {problem}" for problem in error.problems)
         raise typer.Exit(error.status) from None
     if form is LogFormat.json:
         write_json(as_dict(recordings.values()))

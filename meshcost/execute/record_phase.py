@@ -43,6 +43,9 @@ class Where:
         self._had_backward = False
         self._steps_open = 0
         self._stepped = False
+        self._has_modules = self._has_backwards = False
+        #: Whether an optimizer has stepped, so that there is more than one step, or could be.
+        self.saw_step = False
         self._chunks: list[int] = []
         self._schedules = 0
         self.on_root: Callable[[nn.Module], None] | None = None
@@ -82,6 +85,7 @@ class Where:
         """Run a module with all its hooks, which are where DTensor and fully_shard communicate."""
         if not self._backwards and not self._modules:
             self._new_pass()
+            self._has_modules = True
             if self.on_root is not None:
                 self.on_root(module)
             self._roots = self._names_of(module)
@@ -119,7 +123,7 @@ class Where:
 
     def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._backwards += 1
-        self._had_backward = True
+        self._had_backward = self._has_backwards = True
         outer, self.phase = self.phase, rec.BACKWARD
         try:
             return original(*args, **kwargs)
@@ -140,8 +144,12 @@ class Where:
     def _step_ends(self, *_: Any) -> None:
         self._steps_open -= 1
         if not self._steps_open:
-            self._stepped = True
+            self._stepped = self.saw_step = True
             self.messages.clear()
+            # Without any module, nothing tells when the next forward pass begins: it is taken to begin here. Of several
+            # optimizers after one backward, the first ends the step.
+            if not self._has_modules and (self._had_backward or not self._has_backwards):
+                self._new_pass()
 
     # -- pipeline stages and units of fully_shard --------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ import os
 import runpy
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -54,20 +55,24 @@ def record_command(
     the command prints goes to the error stream. Raises ScriptFailed if the command fails, ExecutionError if it names no
     script, cannot be started, or calls nothing in that step.
     """
-    from meshcost.execute.recording_compare import read_recordings
+    from meshcost.execute.recording_compare import RANK_FILES, read_recordings
 
     folder = Path(folder)
     made = recorded_command(command, folder, step=step)
+    was_there = folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob("rank-*.json"):
-            old.unlink()
+        _clear(folder)
         status = subprocess.run(made, check=False, stdout=2).returncode
     except OSError as error:
         raise ExecutionError(f"record: {error.filename or command[0]}: {error.strerror}.") from None
-    recordings: dict[int, Recording] = {}
-    for path in folder.glob("rank-*.json"):
-        recordings |= read_recordings(path)
+    recordings = read_recordings(folder) if any(folder.glob(RANK_FILES)) else {}
+    if not any(recordings.values()):
+        # A refusal leaves nothing behind.
+        _clear(folder)
+        if not was_there:
+            with suppress(OSError):  # the script may have put something of its own there
+                folder.rmdir()
     if status:
         left = f" What its ranks called until then is in {folder}." if any(recordings.values()) else ""
         raise ScriptFailed(f"record: {command[0]} ended with status {status}.{left}", abs(status))
@@ -75,6 +80,13 @@ def record_command(
         raise ExecutionError(f"record: {command[0]} ran, but no process of it left a recording.")
     _refuse_empty(recordings, step)
     return dict(sorted(recordings.items()))
+
+
+def _clear(folder: Path) -> None:
+    from meshcost.execute.recording_compare import RANK_FILES
+
+    for old in folder.glob(RANK_FILES):
+        old.unlink()
 
 
 def _refuse_empty(recordings: "Mapping[int, Recording]", step: int | None) -> None:
@@ -140,16 +152,21 @@ def run_script(
                     rank=int(os.environ.get("RANK", "0")),
                     world_size=int(os.environ.get("WORLD_SIZE", "1")),
                 )
-            chosen(recording, step).save(folder / f"rank-{recording.rank}.json")
+            chosen(recording, step, saw_step=recorder.where.saw_step).save(
+                folder / f"rank-{recording.rank}.json"
+            )
 
 
-def chosen(recording: "Recording", step: int | None = None) -> "Recording":
-    """Keep one step: the one that is asked for, or one of the steady state. ``about`` says which and of how many."""
+def chosen(recording: "Recording", step: int | None = None, *, saw_step: bool = True) -> "Recording":
+    """Keep one step: the one that is asked for, or one of the steady state. ``about`` says which and of how many.
+
+    ``saw_step``: whether an optimizer stepped, which is what ends a step.
+    """
     steps = recording.steps
     steady = recording.steady_step
     number = step if step is not None else steady if steady is not None else max(steps, default=0)
     kept = recording.at_step(number)
-    about = {**kept.about, "steps": len(steps), "steady": number == steady}
+    about = {**kept.about, "steps": len(steps), "steady": number == steady, "saw_step": saw_step}
     return replace(kept, about=about)
 
 

@@ -20,6 +20,9 @@ from meshcost.ledger import Ledger
 #: start, which the pytest plugin sets to the folder of the test that runs.
 UPDATE, FOLDER = "MESHCOST_UPDATE", "MESHCOST_FOLDER"
 
+#: Files of the folder that ``meshcost record`` writes.
+RANK_FILES = "rank-*.json"
+
 #: What the two sides of a comparison are called.
 PREDICTION, FILE = ("predicted", "observed"), ("expected", "found")
 
@@ -94,11 +97,16 @@ def assert_same(
     """Hold a ledger, a recording, or one recording for each rank against a file; raise NotTheSame if they differ.
 
     The file is what ``Recording.save``, ``Ledger.to_dict`` or this function wrote (run once with MESHCOST_UPDATE=1).
-    ``tolerance`` is the share by which the bytes of all calls of one operation, phase, group and data type may differ;
-    0 compares call by call. In a test that pytest runs, a relative path starts at the folder of the test. NotTheSame is an
-    AssertionError too, so that pytest shows it as a failure.
+    With a ``tolerance`` of 0, each kind of call (phase, operation, group, data type, bytes in and out) has to be there as
+    often. Otherwise calls are not counted: for each phase, operation, group and data type, the bytes of all its calls
+    together (of each, the larger of what goes in and out) may differ from those of the file by this share of them: 0.05
+    is 5 %, and what the file has not at all may not be there. In a test that pytest runs, a relative path starts at the
+    folder of the test. NotTheSame is an AssertionError too, so that pytest shows it as a failure.
     """
+    __tracebackhide__ = True  # a test that fails shows the line of the test
     path = Path(os.environ.get(FOLDER, "")) / path
+    if not 0 <= tolerance < float("inf"):
+        raise LedgerError(f"tolerance: {tolerance} is no share of bytes. Choose 0, or more, as 0.05 for 5 %.")
     if os.environ.get(UPDATE) == "1":
         path.write_text(json.dumps(_document(observed), indent=1) + "\n")
         return
@@ -107,14 +115,14 @@ def assert_same(
             f"{path}: no such file. Write it by running once with {UPDATE}=1, or with pytest --meshcost-update."
         )
     found: dict[str, list[int]] = {}
-    for rank, expected, seen in _pairs(_read_file(path), observed):
-        wrong = (
-            differences(expected, seen, rank=rank)
-            if not tolerance
-            else _sums(expected, seen, tolerance, rank)
-        )
-        if wrong:
-            found.setdefault(text_of(wrong, "{}", FILE), []).append(rank)
+    for rank, expected, seen in _pairs(_read_file(path), observed, path):
+        text = ""
+        if tolerance:
+            text = _sums_text(_sums(expected, seen, tolerance), tolerance)
+        elif wrong := differences(expected, seen, rank=rank):
+            text = text_of(wrong, "{}", FILE)
+        if text:
+            found.setdefault(text, []).append(rank)
     if found:
         raise NotTheSame(
             text.replace("{}", f"{_named(ranks, observed)}, where {path.name} is what is expected", 1)
@@ -124,6 +132,7 @@ def assert_same(
 
 def _read_file(path: Path) -> Ledger | dict[int, Recording]:
     """Read a ledger or recordings. Raises LedgerError, naming the file, for anything else."""
+    __tracebackhide__ = True
     data, text = document.read_json_text(path)
     try:
         return _read(data, text)
@@ -147,22 +156,31 @@ def _document(observed: Ledger | Recording | Mapping[int, Recording]) -> dict[st
 
 
 def _pairs(
-    expected: Ledger | dict[int, Recording], observed: Ledger | Recording | Mapping[int, Recording]
+    expected: Ledger | dict[int, Recording],
+    observed: Ledger | Recording | Mapping[int, Recording],
+    path: Path,
 ) -> Iterable[tuple[int, list[CallLike], list[CallLike]]]:
     """Match the ranks of a file with those observed. A ledger answers for every rank."""
+    __tracebackhide__ = True
     if isinstance(observed, Recording):
         observed = {observed.rank: observed}
+    here, there = _world(expected), _world(observed)
+    if here != there:
+        raise NotTheSame(f"{path}: is of a world of {here} ranks, and what was observed of one of {there}.")
     if isinstance(expected, Ledger):
-        mesh = expected.mesh
         ranks = list(observed) if isinstance(observed, Mapping) else _one_for_each_stage(expected)
     else:
-        mesh = None
         ranks = list(expected)
         if isinstance(observed, Mapping) and set(observed) != set(expected):
-            raise NotTheSame(f"the file has ranks {sorted(expected)}, but {sorted(observed)} were observed.")
-    if isinstance(observed, Ledger) and mesh is not None and mesh.world_size != observed.mesh.world_size:
-        raise NotTheSame(f"the file has {mesh.world_size} ranks, not {observed.mesh.world_size}.")
+            raise NotTheSame(f"{path}: has ranks {sorted(expected)}, but {sorted(observed)} were observed.")
     return [(rank, _calls(expected, rank), _calls(observed, rank)) for rank in ranks]
+
+
+def _world(side: Ledger | Mapping[int, Recording]) -> int:
+    """Ranks of the world that a side is of."""
+    if isinstance(side, Ledger):
+        return side.mesh.world_size
+    return max((recording.world_size for recording in side.values()), default=0)
 
 
 def _one_for_each_stage(ledger: Ledger) -> list[int]:
@@ -192,23 +210,47 @@ def _read(data: Any, text: str) -> Ledger | dict[int, Recording]:
 
 
 def read_recordings(path: str | Path) -> dict[int, Recording]:
-    """Read a file of recordings, ours or those of others, by rank. Raises LedgerError for anything else."""
-    found = _read_file(Path(path))
+    """Read a file of recordings, ours or those of others, or the folder that ``meshcost record`` wrote, by rank.
+
+    Raises LedgerError for anything else.
+    """
+    path = Path(path)
+    if path.is_dir():
+        files = sorted(path.glob(RANK_FILES))
+        if not files:
+            raise LedgerError(f"{path}: a folder without {RANK_FILES}, which meshcost record writes.")
+        each = [read_recordings(file) for file in files]
+        return {rank: recording for found in each for rank, recording in found.items()}
+    found = _read_file(path)
     if isinstance(found, Ledger):
         raise LedgerError(f"{path}: a ledger, not a recording.")
     return found
 
 
-def _sums(predicted: list[CallLike], observed: list[CallLike], tolerance: float, rank: int) -> list[Mismatch]:
+#: Phase, operation, ranks and data type; bytes expected, bytes found.
+_Sum = tuple[tuple[str, str, tuple[int, ...], str], int, int]
+
+
+def _sums(expected: list[CallLike], found: list[CallLike], tolerance: float) -> list[_Sum]:
     """Compare bytes and not calls: those of one phase, operation, group and data type together."""
-    phase = phases_alike(predicted, observed)
+    phase = phases_alike(expected, found)
     sums: dict[tuple[str, str, tuple[int, ...], str], list[int]] = {}
-    for side, calls in enumerate((predicted, observed)):
+    for side, calls in enumerate((expected, found)):
         for call in calls:
             kind = kind_of(call, phase)
             sums.setdefault(kind[:4], [0, 0])[side] += max(kind[4:])
     return [
-        Mismatch(rank, *kind, ours, theirs, ours, theirs, f"bytes differ by more than {tolerance:.2%}")
-        for kind, (ours, theirs) in sums.items()
-        if abs(ours - theirs) > tolerance * ours
+        (kind, ours, theirs) for kind, (ours, theirs) in sums.items() if abs(ours - theirs) > tolerance * ours
     ]
+
+
+def _sums_text(sums: list[_Sum], tolerance: float) -> str:
+    """Write sums of bytes that differ for a person, the largest first; "" where none does."""
+    lines = [f"mismatch: {{}}, give or take {tolerance:.6g} of the bytes of each kind"]
+    for (phase, op, _, dtype), ours, theirs in sorted(sums, key=lambda x: -abs(x[1] - x[2])):
+        share = f"{(theirs - ours) / ours:+.2%}" if ours else "new"
+        here, there = (f"{number:,} B".replace(",", " ") for number in (ours, theirs))
+        lines.append(
+            f"    {op:<14} {phase or '-':<9} {dtype:<5} {FILE[0]} {here}   {FILE[1]} {there}   {share}"
+        )
+    return "\n".join(lines) if sums else ""

@@ -35,6 +35,8 @@ def pages(recordings: Iterable[Recorded], folder: Path) -> Iterator[str]:
     yield from logs(recordings)
     about = recordings[0].about
     steps = words.plural(about["steps"], "step")
+    if not about["saw_step"]:
+        yield "No optimizer stepped, so where a step ends is not known: all calls stand as one step.\n"
     kind = "the steady state" if about["steady"] else "not the steady state"
     yield f"step {about['step']} of {steps}, {kind}; each rank in full: {folder / 'rank-0.json'} and so on.\n"
 

@@ -41,6 +41,32 @@ for step in range(4):
 dist.destroy_process_group()
 """
 
+#: Training without any module, and an optimizer that may step.
+BARE = """
+import sys
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+weight = torch.nn.Parameter(torch.ones(int(sys.argv[1])))
+optimizer = torch.optim.SGD([weight])
+for step in range(4):
+    dist.all_gather([torch.ones(5)], torch.ones(5))
+    weight.sum().backward()
+    dist.all_reduce(weight.grad)
+    if len(sys.argv) == 2:
+        optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """What a launcher says to a process that is the only one."""
+    said = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+
 
 @pytest.fixture
 def world():
@@ -216,47 +242,57 @@ def test_a_script_is_recorded_behind_torchrun_in_its_steady_state(tmp_path, run)
         assert (recording.about["step"], recording.about["steady"]) == (3, True)
 
 
-def test_a_plain_script_is_recorded_as_json(tmp_path, run, monkeypatch):
-    for name, value in {
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "0",
-    }.items():
-        monkeypatch.setenv(name, value)
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    done = run(
-        "record", "--out", tmp_path / "out", "--format", "json", "--step", "2", sys.executable, script, "9"
-    )
+def test_a_script_without_modules_is_recorded_step_by_step(tmp_path, run, alone):
+    script, out = tmp_path / "train.py", tmp_path / "out"
+    script.write_text(BARE)
+    done = run("record", "--out", out, "--format", "json", "--step", "2", sys.executable, script, "9")
     assert done.code == 0, done.err
     (recording,) = json.loads(done.out)["recordings"]
-    assert recording["about"]["step"] == 2
-    assert [call["in_bytes"] for call in recording["calls"]] == [36]
-    shown = run("record", "--show", tmp_path / "out" / "rank-0.json")
-    assert shown.code == 0, shown.err
-    title, head, row, *_ = shown.out.splitlines()
-    assert title == "rank 0 of 1, step 2: 1 call, 36 B"
-    assert head.split()[-1] == "module"
-    assert row.split() == ["backward", "all_reduce", "36", "B", "fp32", "ranks", "0"]
+    assert (recording["about"]["step"], recording["about"]["steps"]) == (2, 4)
+    assert [(call["op"], call["phase"], call["in_bytes"]) for call in recording["calls"]] == [
+        ("all_gather", "forward", 20),
+        ("all_reduce", "backward", 36),
+    ]
+    for path in (out / "rank-0.json", out):
+        shown = run("record", "--show", path)
+        assert shown.code == 0, shown.err
+        title, head, _, row, *_ = shown.out.splitlines()
+        assert title == "rank 0 of 1, step 2: 2 calls, 56 B"
+        assert head.split()[-1] == "module"
+        assert row.split() == ["backward", "all_reduce", "36", "B", "fp32", "ranks", "0"]
     missing = run("record", "--show", tmp_path / "none.json")
     assert (missing.code, "none.json: " in missing.err) == (2, True)
+    empty = run("record", "--show", tmp_path)
+    assert (empty.code, "a folder without rank-*.json" in empty.err) == (2, True)
 
 
-def test_a_command_that_fails_keeps_its_status(tmp_path, run):
+def test_that_no_step_was_seen_is_said(tmp_path, run, alone):
+    script = tmp_path / "train.py"
+    script.write_text(BARE)
+    done = run("record", "--out", tmp_path / "out", sys.executable, script, "9", "no optimizer")
+    assert done.code == 0, done.err
+    assert "No optimizer stepped, so where a step ends is not known: all calls stand as one step." in done.out
+    assert done.out.count("all_reduce") == 4
+
+
+def test_a_command_that_fails_keeps_its_status_and_leaves_nothing(tmp_path, run):
     script = tmp_path / "train.py"
     script.write_text("raise SystemExit(3)\n")
     done = run("record", "--out", tmp_path / "out", sys.executable, script)
     assert done.code == 3
+    assert done.err.splitlines()[-1].startswith("meshcost: record: ")
     assert "ended with status 3." in done.err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_script_without_a_collective_is_told_apart(tmp_path, run):
-    script = tmp_path / "train.py"
+    script, out = tmp_path / "train.py", tmp_path / "out"
+    out.mkdir()
     script.write_text("import torch\n")
-    done = run("record", "--out", tmp_path / "out", sys.executable, script)
+    done = run("record", "--out", out, sys.executable, script)
     assert done.code == 2
     assert "no rank called a collective" in done.err
+    assert list(out.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -169,8 +169,16 @@ def test_assert_same_passes_for_the_same_and_fails_for_more(tmp_path, monkeypatc
     with pytest.raises(AssertionError, match="expected 3   found 4"):
         assert_same(more, path)
     assert_same(more, path, tolerance=0.34)
-    with pytest.raises(NotTheSame, match="33"):
+    with pytest.raises(NotTheSame) as said:
         assert_same(more, path, tolerance=0.33)
+    title, row = str(said.value).splitlines()
+    assert title.endswith("where step.json is what is expected, give or take 0.33 of the bytes of each kind")
+    assert " ".join(row.split()) == "all_reduce clip fp32 expected 12 B found 16 B +33.33%"
+    for share in (-0.1, float("nan")):
+        with pytest.raises(LedgerError, match=r"tolerance: .* is no share of bytes"):
+            assert_same(STEPS, path, tolerance=share)
+    with pytest.raises(NotTheSame, match=r"step.json: is of a world of 4 ranks, .* of one of 8\."):
+        assert_same(replace(STEPS, world_size=8), path)
 
 
 def test_assert_same_compares_ranks_with_ranks(tmp_path, monkeypatch):
@@ -202,7 +210,9 @@ def test_two_bills_that_differ_in_every_stage_are_told_apart_by_stage(tmp_path):
         analyze(Job(model="gpt2", parallel={"pipeline": 3, "data": size}, batch=batch)) for size in (2, 4)
     ]
     (tmp_path / "bill.json").write_text(json.dumps(bills[0].to_dict()))
-    with pytest.raises(NotTheSame, match="6 ranks, not 12"):
+    with pytest.raises(
+        NotTheSame, match=r"bill.json: is of a world of 6 ranks, and what was observed of one of 12\."
+    ):
         assert_same(bills[1], tmp_path / "bill.json")
     longer = analyze(Job(model="gpt2", parallel={"pipeline": 3, "data": 2}, batch={**batch, "sequence": 128}))
     with pytest.raises(NotTheSame) as said:
@@ -272,6 +282,10 @@ def test_the_plugin_fails_tests_when_a_change_adds_bytes(pytester):
     assert (pytester.path / "test_step.json").is_file()
     assert run(4) == {"passed": 2}
     assert run(8) == {"failed": 2}
+    shown = pytester.runpytest_inprocess("-p", "no:randomly").stdout.str()
+    assert "mismatch: rank 0, where test_step.json is what is expected" in shown
+    assert "recording_compare.py" not in shown
+    assert "pytest_plugin.py" not in shown
 
 
 def test_the_example_of_the_readme_passes_and_a_relative_path_lies_beside_the_test(pytester):

@@ -107,7 +107,11 @@ def test_a_step_of_the_job_changes_only_the_last_one(path):
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [(["--rank", "2"], "rank 2"), (["--steps", "0"], "steps")],
+    [
+        (["--rank", "2"], "rank 2"),
+        (["--rank", "0", "--all"], "trace: --rank asks for one rank and --all"),
+        (["--steps", "0"], "steps"),
+    ],
 )
 def test_a_mistake_is_one_sentence(run, path, options, said):
     done = run("trace", path, *options)
