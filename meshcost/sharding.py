@@ -23,9 +23,10 @@ class ShardGroup:
 
     ``inside`` names the events of a unit, by their orders forward, that happen within a group that is only a part of
     the unit, and ``inside_backward`` those backward. ``reshards`` says whether its weights are let go after forward;
-    ``part`` how many ranks keep them among them then (0: all). ``scatters``: it has gradients. ``takes_gradient``:
-    what enters it needs a gradient, so that torch notices the end of its backward; ``gives_gradient``: what leaves it
-    does. ``forward_prefetch`` and ``backward_prefetch`` are places of groups that it was told to gather in advance.
+    ``part`` how many ranks keep them among them then (0: all). ``scatters``: it has gradients. ``takes_gradient``: what
+    enters it needs a gradient, so that torch notices the end of its backward; ``gives_gradient``: what leaves it does.
+    ``early``: it is used up before the rest of its unit, as a norm before the head. ``forward_prefetch`` and
+    ``backward_prefetch`` are places of groups that it was told to gather in advance.
     """
 
     name: str
@@ -39,6 +40,7 @@ class ShardGroup:
     scatters: bool = True
     takes_gradient: bool = True
     gives_gradient: bool = True
+    early: bool = False
     forward_prefetch: tuple[int, ...] = ()
     backward_prefetch: tuple[int, ...] = ()
 

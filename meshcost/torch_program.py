@@ -187,6 +187,8 @@ class _Walk:
             for at in whole:
                 if groups[at].enter == place:
                     yield from self._calls(machine.enter_forward(at), action)
+                    if groups[at].early:
+                        machine.leave_forward(at)
             edge: tuple[int, ...] | None = None
             for at in inside:
                 low, high = groups[at].inside or ((), ())
@@ -197,7 +199,7 @@ class _Walk:
                 edge = high
             yield replace(part, above=edge)
             for at in reversed(whole):
-                if groups[at].leave == place:
+                if groups[at].leave == place and not groups[at].early:
                     machine.leave_forward(at)
 
     def _backward(self, action: Action, *, last: bool) -> Iterator[Part]:
@@ -213,7 +215,7 @@ class _Walk:
         inside = [at for at, group in enumerate(groups) if group.inside and group.enter == place]
         around = [at for at, group in enumerate(groups) if not group.inside]
         for at in reversed(around):
-            if groups[at].leave == place:
+            if groups[at].leave == place and not groups[at].early:
                 yield from self._calls(machine.enter_backward(at), action)
         edge: tuple[int, ...] | None = None
         for at in reversed(inside):
@@ -225,6 +227,8 @@ class _Walk:
             edge = high
         yield replace(part, above=edge)
         for at in reversed(around):
+            if groups[at].early and groups[at].leave == place:
+                yield from self._calls(machine.enter_backward(at), action)
             if groups[at].enter == place:
                 yield from self._calls(machine.leave_backward(at), action)
 

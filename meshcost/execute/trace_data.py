@@ -134,7 +134,10 @@ def _placement(part: CausalModel, job: Job) -> Callable[[nn.Parameter], Shard]:
 def _tell_next(part: CausalModel, units: Sequence[nn.Module]) -> None:
     """Tell each unit to gather the next one in advance; a block gathers the experts of a block too."""
     order = list(part.modules())
-    units = sorted(units, key=order.index)
+    outer = [
+        unit for unit in units if not any(unit in other.modules() for other in units if other is not unit)
+    ]
+    units = sorted(outer, key=order.index)
     for here, there in pairwise(units):
         assert isinstance(here, FSDPModule)
         assert isinstance(there, FSDPModule)

@@ -51,6 +51,7 @@ def ddp(**more: Any) -> dict[str, Any]:
     return {"data": {"strategy": "ddp", "size": 4}, **more}
 
 
+TIED = {**MODEL, "tie_word_embeddings": True}
 SMALL = {"bucket_cap_mb": 0.02}
 STATIC = {"static_graph": True, "set_requires_gradient_sync": "every"}
 
@@ -60,6 +61,19 @@ CASES: dict[str, Job] = {
         fsdp(), {"units": SEPARATE, "prefetch": "next_unit", "keep_last_unit": True}, 2
     ),
     "units inside blocks": job(fsdp(), {"units": ["model.layers.*.mlp", "blocks"]}, 2),
+    "units inside blocks told which comes next": job(
+        fsdp(),
+        {"units": ["model.layers.*.mlp", "model.layers.*.self_attn", "blocks"], "prefetch": "next_unit"},
+        2,
+    ),
+    "parts of blocks told which comes next": job(
+        fsdp(), {"units": ["model.layers.*.mlp"], "prefetch": "next_unit"}
+    ),
+    "norm and head apart": job(fsdp(), {"units": ["embedding", "blocks", "norm", "head"]}, 2),
+    "tied ends in one unit": job(fsdp(), {"units": [["embedding", "head"], "blocks"]}, model=TIED),
+    "tied ends in one unit, the norm alone": job(
+        fsdp(), {"units": ["blocks", "norm", ["embedding", "head"]]}, 2, model=TIED
+    ),
     "only parts of blocks": job(fsdp(), {"units": ["model.layers.*.mlp"]}),
     "the decoder as a unit": job(fsdp(), {"units": ["blocks", "model"]}),
     "no units": job(fsdp(), {"units": []}),

@@ -85,6 +85,16 @@ def test_json_is_the_identity(drawn: Job):
             {"reshard_after_forward": True},
             "torch.reshard_after_forward: parallel.data.gather: once keeps weights",
         ),
+        (
+            {**SHARDS, "tensor": {"size": 2, "vocabulary_parallel": True}},
+            {"units": ["blocks", "norm", "head"]},
+            "torch.units: norm and head each in a unit of its own is not predicted beside tensor parallelism. Write",
+        ),
+        (
+            SHARDS,
+            {"units": ["blocks", "model", "norm"]},
+            "torch.units: model and norm each in a unit of its own is not predicted. Leave one",
+        ),
         (SHARDS, {"units": ["blocks", "nosuch"]}, "nosuch is no module of llama-3.2-1b"),
         (SHARDS, {"units": ["blocks", "head"]}, "lm_head shares its weight with model.embed_tokens"),
         (SHARDS, {"units": ["model"]}, "model.embed_tokens shares its weight with lm_head"),

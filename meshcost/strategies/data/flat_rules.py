@@ -7,8 +7,6 @@ from meshcost.strategies.data.fully_shard import ROOT, unit_calls
 from meshcost.strategies.data.options import SHARDS_WEIGHTS
 from meshcost.strategies.data.placed import Units, placed_weights
 from meshcost.strategies.setting import Setting
-from meshcost.strategies.torch_options import BLOCKS
-from meshcost.strategies.torch_units import unit_modules
 
 _STRATEGIES = {
     False: ("FULL_SHARD", "SHARD_GRAD_OP"),
@@ -25,7 +23,6 @@ def wrapper_problems(setting: Setting) -> Iterator[str]:
             yield f"parallel.{axis}: beside FullyShardedDataParallel it is not predicted. Choose wrapper: fully_shard."
     yield from _strategy_problems(setting)
     yield from _precision_problems(setting)
-    yield from _unit_problems(setting)
 
 
 def _strategy_problems(setting: Setting) -> Iterator[str]:
@@ -60,25 +57,6 @@ def _precision_problems(setting: Setting) -> Iterator[str]:
                 f"torch.keep_low_precision_grads: {torch.optimizer} of PyTorch 2.13 stops at gradients in {reduced} for "
                 f"weights in {stored}. Choose optimizer: SGD, or leave it out."
             )
-
-
-def _unit_problems(setting: Setting) -> Iterator[str]:
-    model, units = setting.model, setting.torch.units
-    outside = (*model.before, *model.after)
-    modules = [weight.name.rpartition(".")[0] for weight in outside] + ["lm_head"] * model.tied
-    shared = {weight.name.rpartition(".")[0] for weight in outside if weight.group == "embedding"} | {
-        "lm_head"
-    }
-    found = {unit: unit_modules(model, unit, dict.fromkeys(modules)) for unit in units if unit != BLOCKS}
-    for unit, together in found.items():
-        if not isinstance(unit, str) or any(len(names) > 1 for names in together):
-            words = unit if isinstance(unit, str) else " + ".join(unit)
-            yield f"torch.units: {words} is several modules, and FullyShardedDataParallel wraps one. Name one."
-        elif model.tied and any(shared & set(names) for names in together):
-            yield f"torch.units: {unit} shares its weight, and FullyShardedDataParallel would untie it. Leave it out."
-    ends = {weight.name.rpartition(".")[0] for weight in outside if weight.unit == "head"}
-    if len(apart := [unit for unit, together in found.items() if any(ends & set(x) for x in together)]) > 1:
-        yield f"torch.units: {' and '.join(map(str, apart))} each in a unit of its own is not predicted. Name one of them."
 
 
 def trained_problems(setting: Setting, units: Units) -> Iterator[str]:

@@ -11,7 +11,7 @@ from meshcost.models import Weight
 from meshcost.sharding import Inside, ShardGroup, Sharding
 from meshcost.strategies.data.flat_parameter import flat_rules, reshards, trained_together
 from meshcost.strategies.data.options import SHARDS_WEIGHTS, syncs_every
-from meshcost.strategies.data.placed import Placed, Units, placed_weights
+from meshcost.strategies.data.placed import TIED_HEAD, Placed, Units, placed_weights
 from meshcost.strategies.regions import INSIDE
 from meshcost.strategies.setting import Setting
 from meshcost.strategies.torch_options import BLOCKS, Unit
@@ -60,13 +60,18 @@ def wrapped(setting: Setting, units: Units, stage: int) -> list[WrappedGroup]:
     free = {item.name: item for item in placed}
     found: list[tuple[int, WrappedGroup]] = []
     calls = unit_calls(setting, placed)
+    shares = _shares_head(setting, placed)
     if setting.wraps_flat:
         placed = trained_together(placed, [names for _, names, _ in calls])
         free = {item.name: item for item in placed}
     for kind, names, keeps in calls:
         taken = [free.pop(name) for name in list(free) if _within(name, names)]
         if taken:
-            made = _group(setting, kind, taken, _members(placed, names), placed)
+            members = _members(placed, names)
+            if shares and any(x.weight.group == "embedding" for x in taken):
+                # The head is in the same unit, which is used until the end.
+                members += [x for x in placed if x.weight.unit == "head"]
+            made = _group(setting, kind, taken, members, placed)
             made = _with_rule(setting, made, keeps=keeps)
             found.append((min(modules.index(name) for name in names), made))
     ordered = [made for _, made in sorted(found, key=lambda item: item[0])]
@@ -83,10 +88,12 @@ def _told(wrapped: list[WrappedGroup]) -> list[WrappedGroup]:
     for at, made in enumerate(wrapped):
         if made.group.name.startswith(ROOT):
             continue
-        if made.group.inside is None:
-            units.append([at])
-        else:
+        around = wrapped[units[-1][0]].group if units else None
+        is_within = around is not None and around.inside is None and around.enter == made.group.enter
+        if made.group.inside is not None and is_within:
             units[-1].append(at)
+        else:
+            units.append([at])
     told = list(wrapped)
     for (here, *_), (there, *_) in pairwise(units):
         seen, back = _seen_from(wrapped, here, units), _seen_from(wrapped, there, units)
@@ -149,9 +156,23 @@ def _group(
         scatters=any(x.weight.trainable for x in weights),
         takes_gradient=takes,
         gives_gradient=gives,
+        early=inside is None and enter == leave and not _ends_unit(setting, members, stage),
     )
     apart = setting.experts_apart and all(x.weight.group == "expert" for x in weights)
     return WrappedGroup(group, tuple(x.weight for x in weights), apart)
+
+
+def _ends_unit(setting: Setting, members: Sequence[Placed], stage: Sequence[Placed]) -> bool:
+    """Whether a group holds what its last unit uses last, which may be the weight that a head shares."""
+    last = [x for x in stage if x.place == members[-1].place][-1]
+    if last.weight.unit == "head" and _shares_head(setting, stage):
+        return any(x.weight.group == "embedding" for x in members)
+    return last in members
+
+
+def _shares_head(setting: Setting, stage: Sequence[Placed]) -> bool:
+    """Whether the head of a stage has no weight but that of the embedding."""
+    return setting.model.tied and all(x.name != TIED_HEAD for x in stage)
 
 
 def _with_rule(setting: Setting, made: WrappedGroup, *, keeps: bool) -> WrappedGroup:
