@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 #: Bytes that any rank may differ by: one frame of Gloo, an answer that was late or early.
 FRAME_BYTES = 144
@@ -11,13 +11,32 @@ _MIB = 2**20
 _INTERFACE_SHARE, _INTERFACE_BYTES = 0.05, 64 * 1024
 
 
+class Key(NamedTuple):
+    """A call that was measured: how, what, on how much, among whom."""
+
+    backend: str
+    device: str
+    algorithm: str
+    op: str
+    ranks: int
+    payload_bytes: int
+    group: tuple[int, ...]
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """The same without the group: those of one axis make calls of one kind."""
+        return self[:-1]
+
+
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """One rank in one call.
 
     ``payload_bytes`` is the S of nccl-tests. ``rank`` is None where only the sum over all ranks could be counted.
-    Measured bytes are None where nothing could be counted. ``seconds`` is the mean time of one call on this rank,
-    ``algbw`` and ``busbw`` (bytes/s, as nccl-tests defines them) belong to the slowest rank of the call. ``algorithm``
+    Measured bytes are None where nothing could be counted. ``seconds`` is the time of the call: that of its slowest rank,
+    the mean of all iterations; ``rank_seconds`` is that of this rank. ``algbw`` and ``busbw`` (bytes/s) are those of
+    nccl-tests for ``seconds``. ``on`` names the axes of the mesh along which a job makes the call, ``group`` the ranks that
+    do. ``algorithm``
     is whose form predicts: ``gloo`` or ``nccl`` for what the library does itself (``note`` says what NCCL chose), the
     name of an algorithm of the shelf for a schedule that was interpreted over point-to-point messages. ``iterations``
     calls were counted and divided. ``frame_bytes`` is the part of the predicted sent bytes that is frames.
@@ -47,11 +66,16 @@ class Measurement:
     predicted_seconds: float | None = None
     frame_bytes: int = 0
     billed_sent_bytes: int | None = None
+    rank_seconds: float = 0.0
+    on: str = ""
+    group: tuple[int, ...] = ()
 
     @property
-    def key(self) -> tuple[str, str, str, str, int, int]:
+    def key(self) -> Key:
         """What was measured, without the rank."""
-        return self.backend, self.device, self.algorithm, self.op, self.ranks, self.payload_bytes
+        return Key(
+            self.backend, self.device, self.algorithm, self.op, self.ranks, self.payload_bytes, self.group
+        )
 
     @property
     def off_bytes(self) -> int | None:
@@ -118,4 +142,5 @@ def allowed_bytes(predicted_bytes: int, payload_bytes: int, counter: str = "tcp_
 def from_dict(row: Mapping[str, Any]) -> Measurement:
     """Read what ``as_dict`` wrote. Raises KeyError or TypeError for anything else."""
     names = {field.name for field in fields(Measurement)}
-    return Measurement(**{name: value for name, value in row.items() if name in names})
+    found = {name: value for name, value in row.items() if name in names}
+    return Measurement(**{**found, "group": tuple(found.get("group", ()))})

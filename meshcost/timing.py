@@ -9,7 +9,7 @@ Two things are as NCCL does them. The members of a ring on one node share out wh
 adapter: one channel of NCCL leaves the node by each of them (NVIDIA/nccl src/graph/search.cc), and a published all-reduce
 over 4 nodes of 8 GPUs has a bus bandwidth of 382 GB/s where one adapter carries 50. And an all-reduce by ring is one by
 tree where that is faster, for small messages: a chain inside each node and a binary tree between nodes, with the hops
-that src/graph/tuning.cc counts.
+that src/graph/tuning.cc counts. Where links were measured over Gloo, neither is assumed: Gloo has one ring.
 """
 
 from math import ceil, log2
@@ -21,7 +21,15 @@ from meshcost.ledger import Ledger
 #: What has to stand beside every number of seconds.
 CAVEAT = "Seconds are communication alone, one call after the other: nothing is hidden behind computation."
 #: What they assume of the library that communicates.
-AS_NCCL = "As NCCL would: the ranks of a node share its network adapters, and a small all-reduce by ring goes by tree."
+_ASSUMED = {
+    "nccl": "As NCCL would: the ranks of a node share its network adapters, and a small all-reduce by ring goes by tree.",
+    "gloo": "Links are as measured over Gloo: each rank sends by itself what it sends, by the algorithm of the call.",
+}
+
+
+def caveat(cluster: Cluster) -> str:
+    """What has to stand beside every number of seconds on a cluster."""
+    return f"{CAVEAT} {_ASSUMED[cluster.library]}"
 
 
 def seconds(event: Event, cluster: Cluster) -> float:
@@ -44,7 +52,7 @@ def seconds(event: Event, cluster: Cluster) -> float:
     moved = max(speeds[kind].seconds(rounds=0, sent_bytes=size) for kind, size in used.items())
     price = event.priced
     hops = [(price.rounds - price.inter_node_rounds, price.inter_node_rounds)]
-    if event.op == "all_reduce" and price.algorithm == "ring":
+    if event.op == "all_reduce" and price.algorithm == "ring" and cluster.library == "nccl":
         hops.append(_tree(event))
     return moved + min(_wait(inside, between, event.op, cluster) for inside, between in hops)
 
@@ -79,7 +87,8 @@ def _bytes_by_class(event: Event, cluster: Cluster) -> dict[LinkClass, float]:
     """
     price = event.priced
     most = 0 if event.op == "recv" else max(price.sent_bytes, price.received_bytes)
-    between = most * price.rail_bytes // price.sent_bytes if price.sent_bytes else 0
+    leaving = price.rail_bytes if cluster.library == "nccl" else price.inter_node_bytes
+    between = most * leaving // price.sent_bytes if price.sent_bytes else 0
     found: dict[LinkClass, float] = {"intra_node": most - between, "inter_node": between}
     if between and (adapters := cluster.link("inter_node").adapters):
         found["inter_node"] = between * max(1, cluster.gpus_per_node / adapters)

@@ -1,8 +1,10 @@
 """What commands share: reading a job, showing a page or its data, and saying what is wrong."""
 
 import gc
+import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +62,16 @@ def jobs_by_name(paths: Sequence[Path], frameworks: str) -> "list[tuple[str, Job
 def light() -> None:
     """Spare a short process the search for garbage: it costs a tenth of the imports that follow."""
     gc.disable()
+
+
+@contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """Let SIGTERM stop what runs as Ctrl-C does: what there is until then is shown, and the exit code is 2."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def show_or_dump(form: PageFormat, page: Callable[[], Any], plain: Callable[[], Any]) -> None:

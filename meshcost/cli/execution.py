@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from meshcost.cli.common import say, show_or_dump
+from meshcost.cli.common import say, show_or_dump, terminated_as_interrupted
 from meshcost.cli.options import JobFile, LogFormat, PageFormat, choice
 from meshcost.errors import MeshcostError
 from meshcost.report.output import write, write_json
@@ -16,21 +16,23 @@ def verify(  # noqa: PLR0913, PLR0917 - one argument for each option that a pers
         Path | None,
         typer.Argument(metavar="[JOB]", help="Execute this job's step; without it, each operation."),
     ] = None,
-    op: Annotated[str, typer.Option(help="Operations, as all_reduce,broadcast.")] = "",
-    ranks: Annotated[str, typer.Option(help="Numbers of ranks, as 2,4.")] = "",
-    size: Annotated[str, typer.Option(help="Payloads, as 1MiB,8MiB.")] = "",
+    op: Annotated[str | None, typer.Option(help="Operations, as all_reduce,broadcast.")] = None,
+    ranks: Annotated[str | None, typer.Option(help="Numbers of ranks, as 2,4.")] = None,
+    size: Annotated[str | None, typer.Option(help="Payloads, as 1MiB,8MiB.")] = None,
     backend: Annotated[str, typer.Option(help="gloo, or nccl on GPUs.")] = "gloo",
     schedules: Annotated[bool, typer.Option("--schedules", help="Play the shelf's own schedules.")] = False,
-    cap: Annotated[str, typer.Option(help="Largest payload of a job that is really sent, or none.")] = "4MiB",
+    cap: Annotated[
+        str | None, typer.Option(help="Largest payload of a job that is really sent, or none; else 4MiB.")
+    ] = None,
     cluster: Annotated[
-        str, typer.Option(help="Put the seconds of this cluster beside the measured ones.")
-    ] = "",
+        str | None, typer.Option(help="Put the seconds of this cluster beside the measured ones.")
+    ] = None,
     save: Annotated[Path | None, typer.Option(help="Write the fitted speeds to this cluster file.")] = None,
     results: Annotated[
         Path | None, typer.Option(help="Append rows to this JSON-lines file as they come.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Skip what --results already has.")] = False,
-    export: Annotated[str, typer.Option(help="Only print commands for nccl-tests or param.")] = "",
+    export: Annotated[str | None, typer.Option(help="Only print commands for nccl-tests or param.")] = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one call.")] = 60.0,
     iterations: Annotated[int, typer.Option(min=1, max=1000, help="Calls to average over.")] = 3,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Where ranks meet; 0 is any free port.")] = 0,
@@ -56,11 +58,12 @@ def verify(  # noqa: PLR0913, PLR0917 - one argument for each option that a pers
         save,
         cluster,
     )
-    if export:
+    if export is not None:
         write(f"{line}\n" for line in asked.export(export))
         return
     notes = asked.notes
-    rows, trouble = watch(asked.run, notes, total=asked.calls, shown=asked.leader)
+    with terminated_as_interrupted():
+        rows, trouble = watch(asked.run, notes, total=asked.calls, shown=asked.leader)
     if trouble and (not rows or not asked.leader):
         raise trouble
     if not asked.leader:

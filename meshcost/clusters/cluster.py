@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError
 
@@ -19,7 +19,7 @@ class Cluster(BaseModel):
     """Accelerators and nodes.
 
     ``gpus_per_node`` is the number of ranks that share the fast links of one node, ``links`` the speed of those links
-    and of the ones between nodes. ``source`` says where the rest comes from.
+    and of the ones between nodes. ``library`` is what communicates, ``source`` says where the rest comes from.
 
     >>> read_cluster("h100-dgx").gpus_per_node
     8
@@ -32,6 +32,7 @@ class Cluster(BaseModel):
     name: str = "unnamed"
     accelerator: str = ""
     gpus_per_node: Annotated[int, Field(strict=True, ge=1, le=2**20)] = 8
+    library: Literal["nccl", "gloo"] = "nccl"
     source: str = ""
     links: Mapping[LinkClass, Link] = Field(default_factory=dict)
 

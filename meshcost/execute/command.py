@@ -7,19 +7,20 @@ from functools import cached_property
 from pathlib import Path
 
 from meshcost.clusters import Cluster, LinkClass, read_cluster
-from meshcost.collectives.gloo import rounds
 from meshcost.errors import ExecutionError, MeshcostError
 from meshcost.execute.crew import require_torch
 from meshcost.execute.export import commands
 from meshcost.execute.gpus import check_ranks, choose_device, count_gpus
 from meshcost.execute.launcher import launched, launched_here, launched_ranks, one_host
-from meshcost.execute.plan import OPERATIONS, RANKS, SIZES, Case, bound, cases, schedules
-from meshcost.execute.saving import cluster_of, kept_links, save
+from meshcost.execute.plan import OPERATIONS, RANKS, SIZES, Case, bound, cases, cut_sizes, schedules
+from meshcost.execute.saving import cluster_of, kept_links, save, waits
 from meshcost.execute.step import Step
 from meshcost.execute.verify import Settings, verify, verify_step
 from meshcost.job import analyze, load
 from meshcost.measurement import Measurement
 
+#: The largest payload of a job that is really sent, unless --cap says otherwise.
+_CAP = "4MiB"
 _UNITS = {"": 1, "B": 1} | {
     f"{letter}{unit}": base**power
     for power, letter in enumerate("KMGT", 1)
@@ -29,14 +30,14 @@ _UNITS = {"": 1, "B": 1} | {
 
 @dataclass(frozen=True)
 class Request:
-    """The options of the command line, as they were typed; empty means the default."""
+    """The options of the command line, as they were typed; None means the default."""
 
     job: Path | None = None
-    op: str = ""
-    ranks: str = ""
-    size: str = ""
+    op: str | None = None
+    ranks: str | None = None
+    size: str | None = None
     backend: str = "gloo"
-    cap: str = "4MiB"
+    cap: str | None = None
     timeout: float = 60.0
     iterations: int = 3
     port: int = 0
@@ -44,7 +45,7 @@ class Request:
     results: Path | None = None
     resume: bool = False
     save: Path | None = None
-    cluster: str = ""
+    cluster: str | None = None
 
     @property
     def leader(self) -> bool:
@@ -56,22 +57,28 @@ class Request:
         """The calls that are measured. Raises ExecutionError for options that cannot be."""
         if self.step is not None:
             return self.step.kinds()
-        operations = [spelled(name) for name in self.op.split(",")] if self.op else OPERATIONS
-        ranks = _numbers("--ranks", self.ranks) if self.ranks else self._default_ranks()
-        sizes = [read_bytes("--size", text) for text in self.size.split(",")] if self.size else SIZES
-        found = (schedules if self.schedules else cases)(operations, ranks, sizes)
+        operations = OPERATIONS if self.op is None else [spelled(name) for name in self.op.split(",")]
+        ranks = self._default_ranks() if self.ranks is None else _numbers("--ranks", self.ranks)
+        found = (schedules if self.schedules else cases)(operations, ranks, self._sizes)
         return list(dict.fromkeys(found))
+
+    @cached_property
+    def _sizes(self) -> Sequence[int]:
+        return SIZES if self.size is None else [read_bytes("--size", text) for text in self.size.split(",")]
 
     @cached_property
     def step(self) -> Step | None:
         """The step of the job, if one was named."""
         if self.job is None:
+            if self.cap is not None:
+                raise ExecutionError(
+                    "--cap is the largest payload of a job: name one, or choose sizes with --size."
+                )
             return None
-        if self.op or self.ranks or self.size:
+        if any(option is not None for option in (self.op, self.ranks, self.size)):
             raise ExecutionError("--op, --ranks and --size do not go with a job, which names its own calls.")
-        ledger = analyze(load(self.job))
-        cap = None if self.cap == "none" else read_bytes("--cap", self.cap)
-        return Step(ledger, cap, self.schedules)
+        cap = None if self.cap == "none" else read_bytes("--cap", self.cap or _CAP)
+        return Step(analyze(load(self.job)), cap, self.schedules)
 
     @cached_property
     def settings(self) -> Settings:
@@ -98,12 +105,17 @@ class Request:
         world = self.step.world if self.step else max(max(case.members) for case in planned) + 1
         if self._device[0] == "nccl" and not launched():
             check_ranks(world)
-        notes = [] if launched() else [bound(planned, world=world)]
-        if self.step and self.cap != "none":
-            notes.append(
-                f"Payloads above {self.cap} are scaled down to it (--cap); bytes are linear in the payload."
-            )
-        return [*notes, self._device[2]] if self._device[2] else notes
+        memory = "" if launched() else bound(planned, world=world)
+        return [note for note in (memory, self._scaled, self._device[2]) if note]
+
+    @property
+    def _scaled(self) -> str:
+        """How the payloads that are measured differ from those asked for; empty if they do not."""
+        if self.step is None:
+            return cut_sizes(self.planned, self._sizes)
+        if not self.step.is_scaled:
+            return ""
+        return f"Payloads above {self.cap or _CAP} are scaled down to it (--cap); bytes are linear in the payload."
 
     def _check_files(self) -> None:
         """Refuse what could not be kept before hours are spent on measuring it."""
@@ -131,7 +143,7 @@ class Request:
 
     def _named_cluster(self) -> Cluster | None:
         try:
-            return read_cluster(self.cluster) if self.cluster else None
+            return None if self.cluster is None else read_cluster(self.cluster)
         except MeshcostError as error:
             raise error.located("--cluster") from None
 
@@ -160,7 +172,8 @@ class Request:
 
     def export(self, tool: str) -> list[str]:
         """Command lines that measure the same calls with another program."""
-        return commands(self.planned, tool)
+        notes = [self._scaled] if self._scaled else []
+        return commands(self.planned, tool, iterations=self.iterations, notes=notes)
 
 
 def _wrote(path: Path, kinds: Sequence[str], per_node: int) -> str:
@@ -187,7 +200,7 @@ def predicted_seconds(row: Measurement, cluster: Cluster) -> Measurement:
     if row.op == "step":
         return row
     moved = max(row.predicted_sent_bytes, row.predicted_received_bytes)
-    return replace(row, predicted_seconds=speed.seconds(rounds=rounds(row.op, row.ranks), sent_bytes=moved))
+    return replace(row, predicted_seconds=speed.seconds(rounds=waits(row), sent_bytes=moved))
 
 
 def read_bytes(option: str, text: str) -> int:

@@ -174,7 +174,8 @@ class Crew:
     def _join(self) -> None:
         room = self.timeout + START_SECONDS
         place = {"host": self.host, "port": self.port, "timeout": self.timeout + _LIBRARY_EXTRA}
-        opened = self._ask({0: {"do": "store", **place}}, "opening the store", room)
+        where = f"{self.host}:{self.port}" if self.port else self.host
+        opened = self._ask({0: {"do": "store", **place}}, f"opening the store at {where}", room)
         command = {
             "do": "join", **place, "port": opened[0]["port"], "world": self.ranks, "backend": self.backend,
             "device": self.device, "interface": self.interface or loopback(),

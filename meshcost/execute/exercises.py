@@ -1,7 +1,8 @@
 """Exercises: one collective with buffers whose right result is known in advance.
 
-Rank r contributes (r + 1) (i mod 1021) at place i of the payload. Such sums stay whole numbers that fp32 holds exactly,
-and no two ranks or neighbouring places look alike, so a chunk that is lost, doubled or misplaced is seen.
+Position r contributes (r mod 31 + 1) (i mod 1021) at place i of the payload. The sums of up to 1,024 of them stay whole
+numbers that fp32 holds exactly, and no neighbouring positions or places look alike, so a chunk that is lost, doubled or
+misplaced is seen.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ import torch.distributed as dist
 
 from meshcost.execute.plan import ITEM_BYTES, Case
 
-_PERIOD, _BLOCK = 1021, 2**18
+_PERIOD, _FACTORS, _BLOCK = 1021, 31, 2**18
 # Since torch 2.13 these have new names, and the old ones warn.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -29,6 +30,15 @@ class Exercise:
     run: Callable[[], None]
     check: Callable[[], bool]
     result: Callable[[], torch.Tensor | None]
+
+
+def factor_of(position: int) -> int:
+    """How many times the pattern a position contributes.
+
+    >>> [factor_of(position) for position in (0, 1, 30, 31)]
+    [1, 2, 31, 1]
+    """
+    return position % _FACTORS + 1
 
 
 def fill(tensor: torch.Tensor, first: int, factor: int) -> None:
@@ -74,11 +84,11 @@ class _Stage:
 
     @property
     def factor(self) -> int:
-        return self.position + 1
+        return factor_of(self.position)
 
     @property
     def whole_sum(self) -> int:
-        return self.case.ranks * (self.case.ranks + 1) // 2
+        return sum(map(factor_of, range(self.case.ranks)))
 
     @property
     def root(self) -> int:
@@ -92,7 +102,7 @@ class _Stage:
         return torch.empty(elements, dtype=torch.float32, device=self.device)
 
     def gathered(self, parts: Sequence[torch.Tensor]) -> bool:
-        return all(holds(part, i * self.chunk, i + 1) for i, part in enumerate(parts))
+        return all(holds(part, i * self.chunk, factor_of(i)) for i, part in enumerate(parts))
 
 
 def _all_reduce(at: _Stage) -> Exercise:
@@ -120,7 +130,7 @@ def _broadcast(at: _Stage) -> Exercise:
     return Exercise(
         lambda: fill(tensor, 0, at.factor),
         lambda: _done(dist.broadcast(tensor, at.root, group=at.group)),
-        lambda: holds(tensor, 0, at.case.root + 1),
+        lambda: holds(tensor, 0, factor_of(at.case.root)),
         lambda: tensor,
     )
 
@@ -151,7 +161,8 @@ def _all_to_all(at: _Stage) -> Exercise:
         lambda: fill(whole, 0, at.factor),
         lambda: _done(dist.all_to_all_single(out, whole, group=at.group)),
         lambda: all(
-            holds(part, at.position * at.chunk, i + 1) for i, part in enumerate(out.chunk(at.case.ranks))
+            holds(part, at.position * at.chunk, factor_of(i))
+            for i, part in enumerate(out.chunk(at.case.ranks))
         ),
         lambda: out,
     )
@@ -179,7 +190,7 @@ def _scatter(at: _Stage) -> Exercise:
     return Exercise(
         reset,
         lambda: _done(dist.scatter(own, parts, src=at.root, group=at.group)),
-        lambda: holds(own, at.position * at.chunk, at.case.root + 1),
+        lambda: holds(own, at.position * at.chunk, factor_of(at.case.root)),
         lambda: own,
     )
 
@@ -199,26 +210,9 @@ def _send_recv(at: _Stage) -> Exercise:
     return Exercise(
         lambda: fill(tensor, 0, at.factor),
         run,
-        lambda: place != 1 or holds(tensor, 0, at.case.root + 1),
+        lambda: place != 1 or holds(tensor, 0, factor_of(at.case.root)),
         lambda: tensor if place == 1 else None,
     )
-
-
-def _shift(at: _Stage) -> Exercise:
-    """Every position sends to the next one, as rings and pipelines do."""
-    tensor, out = at.buffer(at.elements), at.buffer(at.elements)
-    after = at.case.members[(at.position + 1) % at.case.ranks]
-    before = (at.position - 1) % at.case.ranks
-
-    def run() -> None:
-        ways = (
-            dist.P2POp(dist.irecv, out, at.case.members[before], at.group),
-            dist.P2POp(dist.isend, tensor, after, at.group),
-        )
-        for work in dist.batch_isend_irecv(list(ways)):
-            work.wait()
-
-    return Exercise(lambda: fill(tensor, 0, at.factor), run, lambda: holds(out, 0, before + 1), lambda: out)
 
 
 def _barrier(at: _Stage) -> Exercise:
@@ -239,7 +233,6 @@ _BUILDERS: dict[str, Callable[[_Stage], Exercise]] = {
     "gather": _gather,
     "scatter": _scatter,
     "send_recv": _send_recv,
-    "shift": _shift,
     "barrier": _barrier,
 }
 

@@ -45,43 +45,45 @@ _LACKING: Mapping[tuple[str, str], str] = MappingProxyType(
         ("param", "barrier"): "comms.py does not measure it",
     }
 )
-#: GPUs that one process of nccl-tests drives; more ranks are processes, which its build with MPI=1 can start.
+#: GPUs that one process of nccl-tests drives, and waits for; more ranks are processes, which its build with MPI=1 can
+#: start. Of their times it reports the mean, unless -a 3 asks for the slowest, which is what our rows have.
 _ONE_PROCESS = 8
 #: nccl-tests cuts a chunk to whole units of so many bytes.
 _UNIT_BYTES = 16
 
 
-def commands(planned: Iterable[Case], tool: str) -> list[str]:
+def commands(planned: Iterable[Case], tool: str, *, iterations: int, notes: Iterable[str] = ()) -> list[str]:
     """Write one command line for each operation, number of ranks and size, and a comment where there is none.
 
-    Raises ExecutionError for another tool.
+    ``notes`` stand above them, as comments. Raises ExecutionError for another tool.
 
-    >>> commands([Case("all_reduce", (0, 1), 1048576), Case("barrier", (0, 1), 0)], "nccl-tests")
-    ['./build/all_reduce_perf -b 1048576 -e 1048576 -g 2 -d float -n 20 -c 1', '# barrier: nccl-tests has no program for it']
+    >>> commands([Case("all_reduce", (0, 1), 1048576), Case("barrier", (0, 1), 0)], "nccl-tests", iterations=3)
+    ['./build/all_reduce_perf -b 1048576 -e 1048576 -g 2 -d float -n 3 -c 1', '# barrier: nccl-tests has no program for it']
     """
     if tool not in _NAMES:
         raise ExecutionError(f"--export {tool}: choose nccl-tests or param.")
-    return list(dict.fromkeys(_line(case, tool) for case in planned))
+    lines = dict.fromkeys(_line(case, tool, iterations) for case in planned)
+    return [*(f"# {note}" for note in notes), *lines]
 
 
-def _line(case: Case, tool: str) -> str:
+def _line(case: Case, tool: str, iterations: int) -> str:
     if case.algorithm != "native":
         return f"# {case.op} as {case.algorithm}: {tool} runs what its library chooses"
     if case.op not in _NAMES[tool]:
         return f"# {case.op}: {_LACKING[tool, case.op]}"
     name = _NAMES[tool][case.op]
-    return _nccl_tests(name, case) if tool == "nccl-tests" else _param(name, case)
+    return (_nccl_tests if tool == "nccl-tests" else _param)(name, case, iterations)
 
 
-def _nccl_tests(program: str, case: Case) -> str:
-    size, start, gpus = case.payload_bytes, "", case.ranks
+def _nccl_tests(program: str, case: Case, iterations: int) -> str:
+    size, start, gpus, slowest = case.payload_bytes, "", case.ranks, ""
     if case.ranks > _ONE_PROCESS:
-        start, gpus = f"mpirun -np {case.ranks} -N {_ONE_PROCESS} ", 1
-    line = f"{start}./build/{program} -b {size} -e {size} -g {gpus} -d float -n 20 -c 1"
+        start, gpus, slowest = f"mpirun -np {case.ranks} -N {_ONE_PROCESS} ", 1, " -a 3"
+    line = f"{start}./build/{program} -b {size} -e {size} -g {gpus} -d float -n {iterations} -c 1{slowest}"
     taken = size // (_UNIT_BYTES * case.ranks) * (_UNIT_BYTES * case.ranks) if case.op in SPLIT else size
     return line if taken == size else f"{line}  # cuts chunks to whole {_UNIT_BYTES} B, so it takes {taken} B"
 
 
-def _param(name: str, case: Case) -> str:
-    size = case.payload_bytes
-    return f"mpirun -np {case.ranks} ./comms.py --master-ip 127.0.0.1 --b {size} --e {size} --f 2 --n 20 --z 1 {name}"
+def _param(name: str, case: Case, iterations: int) -> str:
+    size, start = case.payload_bytes, f"mpirun -np {case.ranks} ./comms.py --master-ip 127.0.0.1"
+    return f"{start} --b {size} --e {size} --f 2 --n {iterations} --z 1 {name}"

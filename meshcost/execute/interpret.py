@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from meshcost.collectives.schedule import Message, Round, Steps
-from meshcost.execute.exercises import Exercise, exercise, fill
+from meshcost.execute.exercises import Exercise, exercise, factor_of, fill
 from meshcost.execute.plan import ITEM_BYTES, Case, steps_of
 
 
@@ -31,7 +31,7 @@ class Interpreter:
         self.held = {}
         for cell in sorted(self.steps.start[self.position]):
             self.held[cell] = self._empty(self.steps.cell_elements[cell])
-            fill(self.held[cell], offsets[cell], self.position + 1)
+            fill(self.held[cell], offsets[cell], factor_of(self.position))
 
     def run(self) -> None:
         """Play all rounds; a round begins when what it needs has arrived."""

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -40,6 +40,8 @@ _USABLE = 0.8
 #: Operations whose payload is a chunk for each rank.
 SPLIT = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
 MOST_RANKS = 1024
+#: Sizes that a sentence names.
+_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,8 @@ class Case:
 
     ``algorithm`` is ``native`` for the collective of the library itself, or the name of an algorithm of the shelf,
     whose schedule is then interpreted over point-to-point messages. ``members`` are the ranks of the world that take
-    part; ``root`` is a position among them, ``item_bytes`` one element.
+    part; ``root`` is a position among them, ``item_bytes`` one element. ``on`` says which axes of a job's mesh they lie
+    along; whatever else lies there is the same call.
     """
 
     op: str
@@ -56,7 +59,7 @@ class Case:
     payload_bytes: int
     algorithm: str = "native"
     root: int = 0
-    label: str = ""
+    on: str = field(default="", compare=False)
     item_bytes: int = ITEM_BYTES
 
     @property
@@ -163,6 +166,21 @@ def whole(op: str, ranks: int, size: int) -> int:
     """Round a size down to whole elements, and to equal chunks where the operation needs them."""
     step = ITEM_BYTES * (ranks if op in SPLIT else 1)
     return size // step * step
+
+
+def cut_sizes(planned: Iterable[Case], sizes: Iterable[int]) -> str:
+    """Say which of the sizes asked for are not measured as they are; empty if all are.
+
+    >>> cut_sizes(cases(["all_gather"], [3], [1200, 1000]), [1200, 1000])
+    '--size: 1,000 B becomes 996 B: whole elements of 4 B, in equal chunks where an operation needs them.'
+    """
+    measured = dict.fromkeys((x.op, x.ranks) for x in planned if x.payload_bytes)
+    pairs = dict.fromkeys((size, whole(op, n, size)) for size in sizes for op, n in measured)
+    changed = [f"{size:,} B becomes {got:,} B" for size, got in pairs if got != size]
+    if not changed:
+        return ""
+    named = changed if len(changed) <= _NAMED else [*changed[:_NAMED], "and so on"]
+    return f"--size: {', '.join(named)}: whole elements of {ITEM_BYTES} B, in equal chunks where an operation needs them."
 
 
 def needed_bytes(ranks: int, payload_bytes: int) -> int:

@@ -8,15 +8,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshcost.errors import ExecutionError
-from meshcost.measurement import Measurement, from_dict
+from meshcost.measurement import Key, Measurement, from_dict
 
 
 @dataclass(slots=True)
 class Results:
-    """A JSON-lines file that grows. Raises ExecutionError where it cannot be written or read."""
+    """A JSON-lines file that grows. Raises ExecutionError where it cannot be written or read.
+
+    ``kept`` counts the rows of whole calls in it, of this run and those it goes on with.
+    """
 
     path: Path
     kept: int = 0
+
+    @property
+    def advice(self) -> str:
+        """What to do after an interruption; empty where nothing is kept."""
+        return f" {self.kept} rows are kept in {self.path}; go on with --resume." if self.kept else ""
 
     def append(self, rows: Iterable[Measurement]) -> None:
         """Write the rows of one call; they are on the disk when this returns.
@@ -60,8 +68,7 @@ class Results:
     def _cannot(self, what: str, error: Exception) -> str:
         number = getattr(error, "errno", None)
         why = "the disk is full" if number == errno.ENOSPC else getattr(error, "strerror", None) or str(error)
-        go_on = "" if what == "read" else f" {self.kept} rows are kept; go on with --resume."
-        return f"{self.path}: cannot be {what}: {why}.{go_on}"
+        return f"{self.path}: cannot be {what}: {why}.{'' if what == 'read' else self.advice}"
 
 
 def _to_disk(descriptor: int) -> None:
@@ -72,11 +79,13 @@ def _to_disk(descriptor: int) -> None:
             raise
 
 
-def complete(rows: Iterable[Measurement]) -> dict[tuple[str, str, str, str, int, int], list[Measurement]]:
+def complete(rows: Iterable[Measurement]) -> dict[Key, list[Measurement]]:
     """Rows by call, for calls of which every rank is there (or the one row that stands for all)."""
-    by_call: dict[tuple[str, str, str, str, int, int], dict[int | None, Measurement]] = {}
+    by_call: dict[Key, dict[int | None, Measurement]] = {}
     for row in rows:
         by_call.setdefault(row.key, {})[row.rank] = row
     return {
-        key: list(found.values()) for key, found in by_call.items() if None in found or len(found) == key[4]
+        key: list(found.values())
+        for key, found in by_call.items()
+        if None in found or len(found) == key.ranks
     }

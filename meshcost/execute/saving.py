@@ -8,9 +8,12 @@ import yaml
 
 from meshcost.clusters import LinkClass, read_cluster
 from meshcost.clusters.fit import Point, fit
+from meshcost.collectives import choose
 from meshcost.collectives.gloo import rounds
 from meshcost.errors import ExecutionError, MeshcostError
+from meshcost.formula import value
 from meshcost.measurement import Measurement
+from meshcost.symbols import n
 from meshcost.units import human_bytes
 
 
@@ -23,12 +26,20 @@ def points(rows: Sequence[Measurement], op: str) -> list[Point]:
     return [
         Point(
             found[0].payload_bytes,
-            rounds(op, found[0].ranks),
+            waits(found[0]),
             max(max(row.predicted_sent_bytes, row.predicted_received_bytes) for row in found),
             max(row.seconds for row in found),
         )
         for found in calls.values()
     ]
+
+
+def waits(row: Measurement) -> int:
+    """Messages that wait for each other in a call: as Gloo makes it, or else as the default algorithm of the shelf."""
+    if row.backend == "gloo":
+        return rounds(row.op, row.ranks)
+    call = {"send_recv": "send"}.get(row.op, row.op)
+    return int(value(choose(call).forms[call].rounds, {n: row.ranks}))
 
 
 def cluster_of(
@@ -54,6 +65,7 @@ def cluster_of(
         "name": name,
         "accelerator": rows[0].device,
         "gpus_per_node": gpus_per_node,
+        "library": rows[0].backend,
         "source": source,
         "links": {kind: {**general, "operations": speeds}},
     }

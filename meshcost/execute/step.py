@@ -67,6 +67,11 @@ class Step:
             (self.scaled(event.op, event.group_size, event.payload_bytes) for event in self.ledger), default=0
         )
 
+    @property
+    def is_scaled(self) -> bool:
+        """Whether a payload is larger than the cap."""
+        return self.cap is not None and any(event.payload_bytes > self.cap for event in self.ledger)
+
     def scaled(self, op: str, ranks: int, payload_bytes: int) -> int:
         """The payload that is really sent: at most the cap, whole elements, equal chunks where they are needed."""
         step = ITEM_BYTES * (ranks if op in _SPLIT else 1)
@@ -85,9 +90,13 @@ class Step:
         return Script(list(index), order)
 
     def kinds(self) -> list[Case]:
-        """Every kind of call once, on every group that makes it."""
-        found = {case: None for rank in range(self.world) for case in self._distinct[rank]}
-        return list(found)
+        """Every kind of call once, on every group that makes it; the groups of a kind follow each other."""
+        by_kind: dict[tuple[str, str, int, int, str], dict[Case, None]] = {}
+        for rank in range(self.world):
+            for case in self._distinct[rank]:
+                kind = case.op, case.algorithm, case.ranks, case.payload_bytes, case.on
+                by_kind.setdefault(kind, {})[case] = None
+        return [case for found in by_kind.values() for case in found]
 
     @cached_property
     def _distinct(self) -> Mapping[int, list[Case]]:
@@ -96,16 +105,15 @@ class Step:
     def _case(self, call: Call, rank: int) -> Case:
         payload = max(call.in_bytes, call.out_bytes)
         op = "send_recv" if call.op in _ONE_MESSAGE else call.op
-        algorithm = self._algorithm(call) if self.schedules and op != "send_recv" else "native"
-        return Case(op, call.ranks, self.scaled(op, len(call.ranks), payload), algorithm)
-
-    def _algorithm(self, call: Call) -> str:
-        name = self._algorithms[call.strategy, call.op, call.phase, call.why]
-        return "native" if ALGORITHMS[name].switch else name
+        event = self._events[call.strategy, call.op, call.phase, call.why]
+        played = self.schedules and op != "send_recv" and not ALGORITHMS[event.priced.algorithm].switch
+        algorithm = event.priced.algorithm if played else "native"
+        size = self.scaled(op, len(call.ranks), payload)
+        return Case(op, call.ranks, size, algorithm, on=" x ".join(event.axes))
 
     @cached_property
-    def _algorithms(self) -> Mapping[tuple[str, str, str, str], str]:
-        return {(x.strategy, x.op, x.phase, x.why): x.priced.algorithm for x in self.ledger}
+    def _events(self) -> Mapping[tuple[str, str, str, str], Event]:
+        return {(x.strategy, x.op, x.phase, x.why): x for x in self.ledger}
 
     def predicted(self, rank: int) -> Traffic:
         """What one rank moves in the whole step, as Gloo does it, frames included."""

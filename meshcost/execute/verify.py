@@ -21,7 +21,7 @@ from meshcost.execute.plan import Case, bound
 from meshcost.execute.results import Results, complete
 from meshcost.execute.step import Step
 from meshcost.formula import value
-from meshcost.measurement import Measurement
+from meshcost.measurement import Key, Measurement
 from meshcost.symbols import S, n
 
 #: Who predicts the bytes of a position of a call.
@@ -55,21 +55,26 @@ def verify(
     Raises ExecutionError with one sentence if the memory would not do, if a rank fails, hangs or dies, or if the results
     cannot be written; also when it is interrupted. Rows that were yielded or written before stay.
     """
-    kept, left = _kept(planned, settings)
+    results, kept, left = _kept(planned, settings)
     yield from _again(kept, progress)
     if left:
         world = max(max(case.members) for case in left) + 1
         if not launched():
             bound(left, world=world)
         with _runner(world, settings) as runner:
-            yield from _measured(runner, left, settings, predict, progress)
+            yield from _measured(runner, left, settings, predict, progress, results)
 
 
-def _kept(planned: Sequence[Case], settings: Settings) -> tuple[dict[Case, list[Measurement]], list[Case]]:
-    """What ``--resume`` finds, and the calls that are left."""
-    done = _done(Results(settings.results), resume=settings.resume) if settings.results else {}
+def _kept(
+    planned: Sequence[Case], settings: Settings
+) -> tuple[Results | None, dict[Case, list[Measurement]], list[Case]]:
+    """The file of results, what ``--resume`` finds in it, and the calls that are left."""
+    if settings.results is None:
+        return None, {}, list(planned)
+    results = Results(settings.results)
+    done = _done(results, resume=settings.resume)
     kept = {case: rows for case in planned if (rows := done.get(_key(case, settings)))}
-    return kept, [case for case in planned if case not in kept]
+    return results, kept, [case for case in planned if case not in kept]
 
 
 def _again(
@@ -86,8 +91,8 @@ def _measured(
     settings: Settings,
     predict: Predict,
     progress: Callable[[Case], None] | None,
+    results: Results | None,
 ) -> Iterator[Measurement]:
-    results = Results(settings.results) if settings.results else None
     for case in left:
         try:
             answers = runner.measure(case, iterations=settings.iterations)
@@ -97,7 +102,7 @@ def _measured(
             if results:
                 results.append(rows)
         except KeyboardInterrupt:
-            said = f" {results.kept} rows are kept in {results.path}; go on with --resume." if results else ""
+            said = results.advice if results else ""
             raise ExecutionError(f"interrupted in {case.sentence}.{said}") from None
         yield from rows
         _report(progress, case)
@@ -134,15 +139,18 @@ def _done(results: Results, *, resume: bool) -> Mapping[Any, list[Measurement]]:
     if resume:
         found = complete(results.read())
         results.mend()
+        results.kept = sum(map(len, found.values()))
         return found
     if results.path.is_file() and results.path.stat().st_size:
         raise ExecutionError(f"{results.path}: has rows already. Go on with --resume, or name another file.")
     return {}
 
 
-def _key(case: Case, settings: Settings) -> tuple[str, str, str, str, int, int]:
+def _key(case: Case, settings: Settings) -> Key:
     algorithm = _named(case, settings)
-    return settings.backend, settings.device, algorithm, case.op, case.ranks, case.payload_bytes
+    return Key(
+        settings.backend, settings.device, algorithm, case.op, case.ranks, case.payload_bytes, case.members
+    )
 
 
 def _named(case: Case, settings: Settings) -> str:
@@ -158,7 +166,7 @@ def rows_of(
     case: Case, answers: Mapping[int, Mapping[str, Any]], settings: Settings, predict: Predict, counter: str
 ) -> list[Measurement]:
     """Turn what the ranks of a call report into rows; one row for all of them where they share an interface."""
-    slowest = max(answer["seconds"] for answer in answers.values())
+    slowest = float(max(answer["seconds"] for answer in answers.values()))
     algbw = case.payload_bytes / slowest if slowest else 0.0
     chosen = max(
         answer.get("chosen", "") for answer in answers.values()
@@ -175,12 +183,15 @@ def rows_of(
                 ranks=case.ranks,
                 payload_bytes=case.payload_bytes,
                 rank=rank,
+                on=case.on,
+                group=case.members,
                 predicted_sent_bytes=predicted.sent_bytes,
                 measured_sent_bytes=round(answer["sent"]) if counted else None,
                 predicted_received_bytes=predicted.received_bytes,
                 measured_received_bytes=round(answer["received"]) if counted else None,
                 correct=answer["correct"],
-                seconds=answer["seconds"],
+                seconds=slowest,
+                rank_seconds=answer["seconds"],
                 algbw=algbw,
                 busbw=algbw * float(busbw_factor(case.op, case.ranks)),
                 algorithm=_named(case, settings),
@@ -206,7 +217,7 @@ def _together(rows: Sequence[Measurement], answers: Mapping[int, Mapping[str, An
         measured_sent_bytes=round(max(answer["sent"] for answer in answers.values())),
         measured_received_bytes=round(max(answer["received"] for answer in answers.values())),
         correct=all(row.correct for row in rows),
-        seconds=max(row.seconds for row in rows),
+        rank_seconds=rows[0].seconds,
     )
 
 
@@ -216,7 +227,7 @@ def busbw_factor(op: str, ranks: int) -> Fraction:
     >>> busbw_factor("all_reduce", 4), busbw_factor("scatter", 4), busbw_factor("broadcast", 4)
     (Fraction(3, 2), Fraction(3, 4), Fraction(1, 1))
     """
-    if op in ("shift", "step"):
+    if op == "step":
         return Fraction(1)
     return Fraction(value(operation(op).busbw_factor, {S: 1, n: ranks}))
 
@@ -230,11 +241,11 @@ def verify_step(
     """
     if not launched():
         step.check()
-    kept, left = _kept(step.kinds(), settings)
+    results, kept, left = _kept(step.kinds(), settings)
     yield from _again(kept, progress)
     whole = Case("step", tuple(range(step.world)), 0, "bill" if step.schedules else "native")
     with _runner(step.world, settings) as runner:
-        yield from _measured(runner, left, settings, Case.predict, progress)
+        yield from _measured(runner, left, settings, Case.predict, progress, results)
         try:
             answers = runner.play(step)
         except KeyboardInterrupt:

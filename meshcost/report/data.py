@@ -8,7 +8,7 @@ from typing import Any
 from meshcost.event import CLUSTER, Totals
 from meshcost.formula import pretty
 from meshcost.report.bill import Bill, Line
-from meshcost.timing import AS_NCCL, CAVEAT
+from meshcost.timing import caveat
 
 #: Columns of the events, as in the JSON of a ledger.
 EVENT_COLUMNS = (
@@ -64,7 +64,7 @@ def _seconds(bill: Bill) -> dict[str, Any]:
         return {}
     found: dict[str, Any] = {
         "cluster": bill.cluster.name,
-        "caveat": f"{CAVEAT} {AS_NCCL}",
+        "caveat": caveat(bill.cluster),
         "total": bill.total_seconds,
     }
     if bill.whole:

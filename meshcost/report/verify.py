@@ -51,21 +51,26 @@ class Verdict:
         """Yield lines that fit the console."""
         signs = words.glyphs(options, self.ascii_only)
         yield from (Text(note, style="dim") for note in self.notes)
-        grid = Grid(_columns(timed=any(row.predicted_seconds for row in self.rows)), signs.line)
-        for shown in self._lines():
-            grid.row(*_cells(shown, timed=len(grid.columns) > _UNTIMED), style="" if shown.passed else _WRONG)
+        timed = any(row.predicted_seconds for row in self.rows)
+        placed = any(row.on for row in self.rows)
+        grid = Grid(_columns(timed=timed, placed=placed), signs.line)
+        for shown, groups in self._lines():
+            cells = _cells(shown, groups, timed=timed, placed=placed)
+            grid.row(*cells, style="" if shown.passed else _WRONG)
         yield from grid.fit(options.max_width)
         yield Text("")
         yield from self._bill(signs.line, options.max_width)
         yield self._verdict()
         yield from self._footnotes()
 
-    def _lines(self) -> Iterator[Measurement]:
-        """The rank that is furthest off stands for its call; wrong ones each get a line."""
-        for _, found in groupby(self.rows, key=lambda row: row.key):
-            call = list(found)
-            wrong = [row for row in call if not row.passed]
-            yield from call if self.each_rank else wrong or [max(call, key=_prominence)]
+    def _lines(self) -> Iterator[tuple[Measurement, int]]:
+        """The rank that is furthest off stands for its kind of call, in all groups; wrong ones each get a line."""
+        for _, found in groupby(self.rows, key=lambda row: (row.key.kind, row.on)):
+            calls = list(found)
+            wrong = [row for row in calls if not row.passed]
+            groups = len({row.group for row in calls})
+            shown = calls if self.each_rank else wrong or [max(calls, key=_prominence)]
+            yield from ((row, groups if len(shown) == 1 else 1) for row in shown)
 
     def _bill(self, rule: str, width: int) -> Iterator[Text]:
         """The whole step, rank by rank, beside the bill."""
@@ -80,7 +85,10 @@ class Verdict:
             bill, *rest = ("not counted" if x is None else f"{x:,}" for x in figures)
             grid.row(str(row.rank), bill, row.algorithm, *rest, style="" if row.passed else _WRONG)
         yield from grid.fit(width)
-        yield Text(_BILL_ITSELF if steps[0].algorithm == "bill" else _NATIVE, style="dim")
+        if steps[0].algorithm == "bill":
+            yield Text(_BILL_ITSELF, style="dim")
+        elif steps[0].backend == "gloo":
+            yield Text(_NATIVE, style="dim")
         yield Text("")
 
     def _verdict(self) -> Text:
@@ -112,19 +120,19 @@ class Verdict:
             lines.append(
                 "A line shows the rank that is furthest off, or sends the most; --format json has all ranks."
             )
+        if any(row.backend == "gloo" for row in self.rows):
+            lines.append("Predicted bytes include the frames of Gloo, 144 B a message.")
         lines.append(
-            "Predicted bytes include the frames of Gloo, 144 B a message. algbw = payload / slowest rank's time; busbw as "
-            "in nccl-tests. Times on one machine say nothing about a network."
+            "time: of the slowest rank, the mean of its calls; algbw = payload / time; busbw as in nccl-tests. Times on one "
+            "machine say nothing about a network."
         )
         yield from (Text(line, style="dim") for line in lines)
 
 
-_UNTIMED = 12
-
-
-def _columns(*, timed: bool) -> list[Column]:
+def _columns(*, timed: bool, placed: bool) -> list[Column]:
     return [
         Column("operation"),
+        *([Column("on")] if placed else []),
         Column("as", drop=7),
         Column("ranks", "right"),
         Column("payload", "right"),
@@ -140,12 +148,13 @@ def _columns(*, timed: bool) -> list[Column]:
     ]
 
 
-def _cells(row: Measurement, *, timed: bool) -> list[str]:
+def _cells(row: Measurement, groups: int, *, timed: bool, placed: bool) -> list[str]:
     predicted, measured = row.predicted_sent_bytes, row.measured_sent_bytes
     if measured is not None and row.off_bytes != measured - predicted:
         predicted, measured = row.predicted_received_bytes, row.measured_received_bytes
     return [
         row.op,
+        *([f"{row.on}, {groups} groups" if groups > 1 else row.on] if placed else []),
         row.note or row.algorithm,
         str(row.ranks),
         size(row.payload_bytes),

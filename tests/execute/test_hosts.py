@@ -73,27 +73,24 @@ def test_hosts_agree_with_the_forms_and_with_their_wires():
     }
 
 
-def test_an_address_that_does_not_resolve_under_a_launcher():
-    values = LAUNCHER | {"MASTER_ADDR": "no-such-host.invalid", "RANK": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "meshcost", "verify"], capture_output=True, text=True, check=False, timeout=60,
-        env=environment(**values),
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "'no-such-host.invalid' does not resolve" in done.stderr
+def test_an_address_that_does_not_resolve_under_a_launcher(monkeypatch, run):
+    for name, text in (LAUNCHER | {"MASTER_ADDR": "no-such-host.invalid", "RANK": "1"}).items():
+        monkeypatch.setenv(name, text)
+    done = run("verify")
+    assert done.code == 2
+    assert "'no-such-host.invalid' does not resolve" in done.err
 
 
-def test_a_host_that_never_comes_under_a_launcher():
+def test_a_host_that_never_comes_under_a_launcher(monkeypatch, run):
     values = LAUNCHER | {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29517",
         "RANK": "0",
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "meshcost", "verify", "--timeout", "1"], capture_output=True, text=True, check=False,
-        timeout=60, env=environment(**values),
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "start of 3 ranks at 127.0.0.1:29517" in done.stderr
-    assert "Traceback" not in done.stderr
+    for name, text in values.items():
+        monkeypatch.setenv(name, text)
+    done = run("verify", "--timeout", "1")
+    assert done.code == 2
+    assert "start of 3 ranks at 127.0.0.1:29517" in done.err
+    assert "Traceback" not in done.err

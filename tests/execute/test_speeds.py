@@ -11,6 +11,7 @@ from meshcost.clusters.fit import Point, fit
 from meshcost.errors import ExecutionError, JobError, MeshcostError
 from meshcost.execute.command import Request
 from meshcost.execute.saving import cluster_of, save
+from meshcost.job import load
 from meshcost.measurement import Measurement
 from meshcost.timing import seconds, seconds_by_stage
 
@@ -101,6 +102,29 @@ def test_what_is_saved_is_read_back(tmp_path):
     assert speed.latency.seconds == pytest.approx(5e-6, rel=1e-3)
     assert set(cluster.link("intra_node").operations) == {"all_reduce"}
     assert cluster.gpus_per_node == 2
+    assert cluster.library == "gloo"
+
+
+def test_what_was_measured_over_gloo_is_no_claim_about_nccl(tmp_path, run):
+    """Neither in words nor in seconds: there is no tree for small sums, and no rank lends another its adapter."""
+    path, job = tmp_path / "mine.yaml", tmp_path / "job.yaml"
+    measured = rows("all_reduce", (10**5, 10**6, 10**7))
+    fields = cluster_of(measured, name="mine", kind="intra_node", gpus_per_node=2)
+    save(path, {**fields, "links": {**fields["links"], "inter_node": fields["links"]["intra_node"]}})
+    job.write_text("model: gpt2\nparallel: {data: 4}\nbatch: {sequence: 64, global_batch: 4}\n")
+    done = run("analyze", job, "--cluster", path, columns=200)
+    assert "as measured over Gloo" in done.out
+    assert "NCCL" not in done.out
+    assert "As NCCL would" in run("analyze", job, "--cluster", "h100-dgx", columns=200).out
+    cluster = read_cluster(str(path))
+    speed = cluster.link("inter_node").speed("all_reduce")
+    for event in analyze(load(job, cluster=cluster)):
+        price = event.priced
+        inside, between = price.rounds - price.inter_node_rounds, price.inter_node_rounds
+        assert inside + between == 6
+        assert seconds(event, cluster) == pytest.approx(
+            6 * speed.latency.seconds + price.sent_bytes / speed.bandwidth.bytes_per_second
+        )
 
 
 def test_speeds_of_one_host_and_of_several_meet_in_one_file(tmp_path, monkeypatch, run):

@@ -1,13 +1,21 @@
 """A job's own calls on real ranks: every group of its mesh, every kind of call, and the whole step against the bill."""
 
+from io import StringIO
+from itertools import groupby
+
 import pytest
+from rich.console import Console
 
 pytest.importorskip("torch")
 
 from meshcost import Job, analyze
 from meshcost.errors import ExecutionError
+from meshcost.execute.crew import Crew
+from meshcost.execute.results import complete
 from meshcost.execute.step import Step
 from meshcost.execute.verify import Settings, verify_step
+from meshcost.measurement import FRAME_BYTES
+from meshcost.report.verify import Verdict
 
 pytestmark = [pytest.mark.gloo, pytest.mark.xdist_group("ranks")]
 FAST = Settings(timeout=40, iterations=1)
@@ -29,8 +37,37 @@ def step_of(job, **options):
     return Step(analyze(Job(**job)), CAP, **options)
 
 
-def test_the_bills_own_algorithms_send_exactly_the_bill():
-    rows = list(verify_step(step_of(SHARDED, schedules=True), FAST))
+@pytest.fixture(scope="module")
+def executed():
+    """The rows of a job with the bill's own algorithms."""
+    return list(verify_step(step_of(SHARDED, schedules=True), FAST))
+
+
+def test_a_row_says_on_which_axes_and_in_which_group_it_was_measured(executed):
+    """Groups of one kind follow each other, and a run that goes on finds each of them again."""
+    step = step_of(SHARDED, schedules=True)
+    calls = [row for row in executed if row.op != "step"]
+    groups = {}
+    for row in calls:
+        groups.setdefault(row.on, set()).add(row.group)
+        assert row.rank in row.group
+    assert {on: groups[on] for on in ("data", "tensor")} == {
+        axis: set(step.ledger.mesh.groups((axis,))) for axis in ("data", "tensor")
+    }
+    kinds = [(row.key.kind, row.on) for row in calls]
+    assert len([kind for kind, _ in groupby(kinds)]) == len(set(kinds))
+    assert len(complete(calls)) == len(step.kinds())
+    assert complete(calls[1:]).keys() == complete(calls).keys() - {calls[0].key}
+    page = StringIO()
+    Console(file=page, width=160).print(Verdict(executed))
+    lines = page.getvalue().splitlines()
+    assert [line.split()[1:4] for line in lines if line.startswith("all_gather")].count(
+        ["data,", "2", "groups"]
+    ) > 1
+
+
+def test_the_bills_own_algorithms_send_exactly_the_bill(executed):
+    rows = executed
     assert all(row.passed for row in rows)
     steps = [row for row in rows if row.op == "step"]
     assert [row.rank for row in steps] == [0, 1, 2, 3]
@@ -72,12 +109,13 @@ def test_the_calls_of_a_rank_can_be_written_shortly():
     assert len(distinct) < len(cases)
 
 
-@pytest.mark.parametrize("schedule", ["zbv", "dualpipe"])
-def test_messages_that_overtake_each_other_find_their_way(schedule):
-    job = {**STAGED, "parallel": {"pipeline": {"size": 2, "schedule": schedule}}}
-    rows = list(verify_step(step_of(job), FAST))
-    assert all(row.passed for row in rows)
-    assert [row.rank for row in rows if row.op == "step"] == [0, 1]
+def test_messages_that_overtake_each_other_find_their_way():
+    with Crew(2, timeout=FAST.timeout) as crew:
+        for schedule in ("zbv", "dualpipe"):
+            step = step_of({**STAGED, "parallel": {"pipeline": {"size": 2, "schedule": schedule}}})
+            for rank, row in crew.play(step).items():
+                if crew.counter == "tcp_info":
+                    assert row["sent"] == pytest.approx(step.predicted(rank).sent_bytes, abs=FRAME_BYTES)
 
 
 def test_a_job_that_is_too_large_says_what_to_reduce():
