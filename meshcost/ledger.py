@@ -4,7 +4,7 @@ A **Ledger** is all events of a step with the mesh they run on. ``Ledger.calls(r
 that a rank makes. A ledger knows nothing of how bytes move: the prices of its events say that.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
@@ -53,13 +53,15 @@ KEYS: Mapping[str, Callable[[Event], str]] = {
 class Ledger:
     """All events of one step, on their mesh.
 
-    ``about`` holds what a reader wants to see beside the numbers (model, framework, batch); it takes no part in them.
+    ``about`` holds what a reader wants to see beside the numbers (model, framework, batch); it is free text and takes no
+    part in them. ``seconds`` holds the times that a saved bill states, for the cluster that it names.
     """
 
     events: tuple[Event, ...]
     mesh: Mesh
     program: Program
     about: Mapping[str, Any] = field(default_factory=dict)
+    seconds: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __iter__(self) -> Iterator[Event]:
         """Iterate over the events."""
@@ -73,7 +75,11 @@ class Ledger:
         """Put the events of two ledgers on the same mesh together. Raises LedgerError for two meshes."""
         if (self.mesh, self.program) != (other.mesh, other.program):
             raise LedgerError("ledgers of two different meshes cannot be added: analyze one job.")
-        return replace(self, events=self.events + other.events)
+        return self._with(self.events + other.events)
+
+    def _with(self, events: Iterable[Event]) -> "Ledger":
+        """The ledger of other events: times that were stated for these are not theirs."""
+        return replace(self, events=tuple(events), seconds={})
 
     def __repr__(self) -> str:
         """Say in one line what it is of; ``rich.print`` shows all of it."""
@@ -104,12 +110,12 @@ class Ledger:
             if all(getattr(event, name) == value for name, value in fields.items())
             and (keep is None or keep(event))
         )
-        return replace(self, events=tuple(chosen))
+        return self._with(chosen)
 
     def at_stage(self, stage: int) -> "Ledger":
         """Keep what the ranks of one pipeline stage call. Raises LedgerError for a stage that does not exist."""
         self.mesh.check_stage(stage)
-        return replace(self, events=tuple(event for event in self.events if stage in event.stages))
+        return self._with(event for event in self.events if stage in event.stages)
 
     @cached_property
     def busiest_ranks(self) -> tuple[int, ...]:

@@ -1,136 +1,39 @@
 """Ledgers as JSON: everything the bill says, and enough besides to read the very same ledger back.
 
-A file that is read is not trusted: formulas are parsed, not evaluated, and every stated number is computed again.
+A file that is read is not trusted: formulas are parsed, not evaluated, every stated number is computed again, and prices
+are those of the algorithm that is named. Seconds have to add up. Free text, which no number hangs on, is what stands in
+``about``, why a call is made, and which data type of its width a buffer has.
 """
 
 from fractions import Fraction
 from functools import partial
-from math import prod
+from importlib import import_module
+from math import fsum, isclose, prod
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
-from sympy import Symbol
+from pydantic import TypeAdapter, ValidationError
+from sympy import Integer, Symbol
 
 from meshcost import document
-from meshcost.errors import FormulaError, LedgerError
-from meshcost.event import CLUSTER, OPERATIONS, Event, Forms, Phase, Price, Site
+from meshcost.errors import FormulaError, LedgerError, MeshcostError
+from meshcost.event import CLUSTER, OPERATIONS, Event, Forms, Price, Site
 from meshcost.formula import bind, parse, pretty
 from meshcost.ledger import Ledger
+from meshcost.ledger_records import EventRecord, LedgerRecord, OneCallRecord, ProgramRecord, SecondsRecord
 from meshcost.listing import listed
 from meshcost.mesh import EXPERT_AXES, Mesh
 from meshcost.program import Program
-from meshcost.schedule import PLACEMENT, Schedule
-from meshcost.sharding import Sharding
+from meshcost.schedule import Schedule
 from meshcost.symbols import ALPHABET
-from meshcost.torch_program import Reduction, TorchProgram
+from meshcost.torch_program import TorchProgram
 from meshcost.torch_schedule import is_listed, refused
+from meshcost.units import DTYPE_BYTES, item_bytes
 
 FORMAT = 1
 LARGEST_WORLD = 2**20
 MOST_MICRO_BATCHES = 2**20
 MOST_UNITS = 200_000
-
-Natural = Annotated[int, Field(strict=True, ge=0)]
-Positive = Annotated[int, Field(strict=True, ge=1, le=2**40)]
-Text = Annotated[str, Field(max_length=20_000)]
-
-
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
-
-
-class _Formula(_Record):
-    payload: Text
-    count: Text
-    sent: Text
-    received: Text
-
-
-class _OneCall(_Record):
-    sent_bytes: Natural
-    received_bytes: Natural
-    intra_node_bytes: Natural
-    inter_node_bytes: Natural
-    cluster_sent_bytes: Natural
-    cluster_inter_node_bytes: Natural
-    rail_bytes: Natural
-    rounds: Natural
-    inter_node_rounds: Natural
-
-
-class _Site(_Record):
-    unit: Text
-    order: tuple[int, ...]
-    repeat: Natural
-    micro_batches: Literal["every", "first", "last"]
-    from_layer: Natural = 0
-
-
-class _Event(_Record):
-    strategy: Text
-    op: Text
-    axes: tuple[Text, ...]
-    group_size: Positive
-    stages: tuple[Natural, ...]
-    phase: Phase
-    why: Text
-    dtype: Text
-    count: Natural
-    payload_bytes: Natural
-    sent_bytes: Natural
-    received_bytes: Natural
-    intra_node_bytes: Natural
-    inter_node_bytes: Natural
-    cluster_sent_bytes: Natural
-    cluster_inter_node_bytes: Natural
-    algorithm: Text
-    formula: _Formula
-    values: dict[str, int | str]
-    one_call: _OneCall
-    runs: tuple[tuple[Natural, Natural, Natural], ...] = ()
-    site: _Site
-    item_bytes: Positive
-    pairs: tuple[tuple[Natural, ...], ...] = ()
-    shift: int = 0
-    split: Natural = 0
-    number: Natural
-    event: Text
-
-
-class _Mesh(_Record):
-    axes: dict[str, Positive]
-    expert: dict[str, Positive] | None = None
-    gpus_per_node: Positive
-
-
-class _Schedule(_Record):
-    name: Literal[tuple(PLACEMENT)]  # type: ignore[valid-type]
-    ranks: Positive
-    chunks: Positive
-    micro_batches: Positive
-
-
-class _Program(_Record):
-    schedule: _Schedule
-    units: tuple[tuple[tuple[str, Natural], ...], ...]
-    sharding: Sharding | None = None
-    reductions: tuple[tuple[Reduction, ...], ...] = ()
-    reduces_every: bool = False
-    rebuilt_in: Natural = 0
-    updates: tuple[tuple[Text, ...], ...] = ()
-    votes: bool = False
-
-
-class _Ledger(_Record):
-    meshcost: Literal[1]
-    about: dict[str, Any]
-    world_size: Positive
-    mesh: _Mesh
-    program: _Program
-    events: tuple[_Event, ...]
-    totals: dict[str, Any]
-    seconds: dict[str, Any] | None = None  # what a report adds; no part of the ledger
 
 
 def to_dict(ledger: Ledger) -> dict[str, Any]:
@@ -155,6 +58,7 @@ def to_dict(ledger: Ledger) -> dict[str, Any]:
             "units": [[list(run) for run in units] for units in ledger.program.units],
             **_around(ledger.program),
         },
+        **({"seconds": dict(ledger.seconds)} if ledger.seconds else {}),
     }
 
 
@@ -204,7 +108,7 @@ def _event(event: Event) -> dict[str, Any]:
             "received": pretty(price.received),
         },
         "values": {str(x): _number(event.values[x]) for x in sorted(symbols, key=str)},
-        "one_call": {name: getattr(price, name) for name in _OneCall.model_fields},
+        "one_call": {name: getattr(price, name) for name in OneCallRecord.model_fields},
         "runs": [list(run) for run in price.runs],
         "site": {
             "unit": event.site.unit,
@@ -227,7 +131,7 @@ def _number(value: int | Fraction) -> int | str:
 def from_dict(data: Any) -> Ledger:
     """Read what ``to_dict`` wrote. Raises LedgerError, naming the path, for anything else."""
     try:
-        record = _Ledger.model_validate(data)
+        record = LedgerRecord.model_validate(data)
     except ValidationError as error:
         raise LedgerError(document.sentences(error)) from None
     mesh = Mesh(record.mesh.axes, record.mesh.expert, record.mesh.gpus_per_node)
@@ -238,7 +142,8 @@ def from_dict(data: Any) -> Ledger:
         raise LedgerError("mesh.expert: its axes do not make up the ranks of a stage.")
     program = _read_program(record.program, mesh)
     events = tuple(_read_event(i, item, mesh) for i, item in enumerate(record.events))
-    ledger = Ledger(events, mesh, program, record.about)
+    times = record.seconds and record.seconds.model_dump(mode="json")
+    ledger = Ledger(events, mesh, program, record.about, times or {})
     places = {id(event): place for place, event in enumerate(ledger)}
     for number, name, event in listed(ledger):
         stated = record.events[places[id(event)]]
@@ -246,7 +151,23 @@ def from_dict(data: Any) -> Ledger:
             raise LedgerError(f"events.{places[id(event)]}: it is listed as {number}, {name}.")
     if _totals(ledger) != record.totals:
         raise LedgerError("totals: they are not the sums of the events.")
+    if record.seconds is not None:
+        _check_seconds(ledger, record.seconds)
     return ledger
+
+
+def _check_seconds(ledger: Ledger, stated: SecondsRecord) -> None:
+    """Raise LedgerError unless the times add up; how fast the links of that cluster are, the file does not say."""
+    if len(stated.events) != len(ledger) or stated.slowest_stage >= ledger.mesh.stages:
+        raise LedgerError("seconds: not one for each event, or of a stage that does not exist.")
+    by_stage = [
+        fsum(time for event, time in zip(ledger, stated.events, strict=True) if stage in event.stages)
+        for stage in range(ledger.mesh.stages)
+    ]
+    sums = (by_stage[ledger.busiest_stage], by_stage[stated.slowest_stage], max(by_stage))
+    figures = (stated.total, stated.slowest_total, stated.slowest_total)
+    if not all(map(partial(isclose, rel_tol=1e-9, abs_tol=1e-12), sums, figures)):
+        raise LedgerError("seconds: they are not the sums of those of the events.")
 
 
 def from_file(path: Path) -> Ledger:
@@ -258,7 +179,7 @@ def from_file(path: Path) -> Ledger:
         raise error.located(str(path)) from None
 
 
-def _read_program(record: _Program, mesh: Mesh) -> Program:
+def _read_program(record: ProgramRecord, mesh: Mesh) -> Program:
     schedule = Schedule(**record.schedule.model_dump())
     chunks = {"vee": schedule.chunks == 2, "mirror": schedule.chunks == 1 and schedule.micro_batches % 2 == 0}
     if schedule.ranks != mesh.stages or not chunks.get(schedule.placement, True):
@@ -272,7 +193,7 @@ def _read_program(record: _Program, mesh: Mesh) -> Program:
     return _read_torch_program(schedule, record)
 
 
-def _read_torch_program(schedule: Schedule, record: _Program) -> Program:
+def _read_torch_program(schedule: Schedule, record: ProgramRecord) -> Program:
     """Read what torch calls around the units; every place has to be one of its stage."""
     groups = record.sharding.stages if record.sharding else ()
     spans = [[(x.enter, x.leave) for x in stage] for stage in groups]
@@ -289,13 +210,14 @@ def _read_torch_program(schedule: Schedule, record: _Program) -> Program:
     return TorchProgram(schedule, **{name: getattr(record, name) for name in ("units", *_AROUND)})
 
 
-def _read_event(index: int, record: _Event, mesh: Mesh) -> Event:
+def _read_event(index: int, record: EventRecord, mesh: Mesh) -> Event:
     try:
         event = _build_event(record)
         _fits(event, mesh)
         closed = (bind(event.priced.sent, event.values), bind(event.priced.received, event.values))
         written = _event(event)
-    except (FormulaError, LedgerError, ValueError, ZeroDivisionError, OverflowError) as error:
+        _priced_as_stated(event, mesh)
+    except (MeshcostError, ValueError, ZeroDivisionError, OverflowError) as error:
         raise LedgerError(f"events.{index}: {error}") from None
     for name in _NUMBERS:
         if getattr(record, name) != written[name]:
@@ -305,6 +227,16 @@ def _read_event(index: int, record: _Event, mesh: Mesh) -> Event:
     if closed != (record.sent_bytes, record.received_bytes):
         raise LedgerError(f"events.{index}.formula: sent and received give {closed[0]} and {closed[1]} B.")
     return event
+
+
+def _priced_as_stated(event: Event, mesh: Mesh) -> None:
+    """Raise LedgerError unless the algorithm that is named costs what is stated. Prices live above, loaded by name."""
+    stated = event.priced
+    pricer = import_module("meshcost.price").Pricer(mesh, {event.wire_op: stated.algorithm})
+    found = pricer.price(event, Integer(event.group_size)).priced
+    for name in (*OneCallRecord.model_fields, "runs"):
+        if getattr(stated, name) != getattr(found, name):
+            raise LedgerError(f"one_call, runs: {stated.algorithm} has other {name} here.")
 
 
 _NUMBERS = (
@@ -321,11 +253,17 @@ def _fits(event: Event, mesh: Mesh) -> None:
     places = [run[0] for run in event.priced.runs]
     conditions = {
         "op": event.op in OPERATIONS,
+        "dtype, item_bytes": event.dtype in DTYPE_BYTES and event.item_bytes == item_bytes(event.dtype),
         "axes": set(event.axes) <= axes and len(set(event.axes)) == len(event.axes),
         "group_size": one_size == {event.group_size} and event.group_size > 1,
         "stages": stages and len(stages) == len(event.stages) and max(stages) < mesh.stages,
         "pairs": not pairs
-        or (len(set(pairs)) == len(pairs) and max(pairs) < mesh.stages and stages <= set(pairs)),
+        or (
+            event.axes == ("pipeline",)
+            and len(set(pairs)) == len(pairs)
+            and max(pairs) < mesh.stages
+            and stages <= set(pairs)
+        ),
         "shift": 0 <= event.shift < mesh.world_size,
         "split": not event.split or (whole % event.split == 0 and not pairs),
         "runs": not places
@@ -336,7 +274,7 @@ def _fits(event: Event, mesh: Mesh) -> None:
         raise LedgerError(f"{', '.join(wrong)}: not possible on this mesh.")
 
 
-def _build_event(record: _Event) -> Event:
+def _build_event(record: EventRecord) -> Event:
     price = Price(
         algorithm=record.algorithm,
         forms=Forms(partial(tuple, (parse(record.formula.sent), parse(record.formula.received)))),

@@ -25,6 +25,17 @@ DTYPE_BYTES: Mapping[str, Fraction] = MappingProxyType(
     }
 )
 
+
+def item_bytes(dtype: str) -> int:
+    """Whole bytes of what cannot be parted: an element, or one byte where elements take a fraction of it.
+
+    >>> item_bytes("bf16"), item_bytes("fp8_block128")
+    (2, 1)
+    """
+    size = DTYPE_BYTES[dtype]
+    return int(size) if size.denominator == 1 else 1
+
+
 _STEPS = ((10**18, "EB"), (10**15, "PB"), (10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 

@@ -20,7 +20,7 @@ from meshcost.mesh import Mesh
 from meshcost.models import Kind, Weight
 from meshcost.program import Program
 from meshcost.strategies.setting import Setting
-from meshcost.units import DTYPE_BYTES
+from meshcost.units import item_bytes
 
 AXIS_SYMBOL: Mapping[str, Symbol] = {
     "tensor": sym.t,
@@ -363,7 +363,6 @@ class View:
         size = draft.split or (len(draft.pairs[0]) if draft.pairs else self.mesh.size(*axes))
         if size == 1 or draft.payload == 0 or count == 0 or site.repeat == 0:
             return
-        item = DTYPE_BYTES[draft.dtype]
         yield Event(
             strategy=draft.strategy,
             op=draft.op,
@@ -377,7 +376,7 @@ class View:
             values=where.values,
             stages=where.stages,
             site=site,
-            item_bytes=int(item) if item.denominator == 1 else 1,
+            item_bytes=item_bytes(draft.dtype),
             pairs=draft.pairs,
             # A gather at a boundary keeps the distance of its message, to be found with it.
             shift=draft.shift % size if draft.op in ("send", "recv") else draft.shift,

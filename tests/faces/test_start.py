@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Callable
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 
 import jsonschema
@@ -179,6 +181,44 @@ def test_a_ledger_comes_back_from_its_file(
     back = mc.Ledger.from_json(path)
     assert back == ledgers["dense"]
     assert back.compare(ledgers["dense"]) == ()
+
+
+TAMPERED = [
+    (("events", 0, "algorithm"), "tree"),
+    (("events", 0, "algorithm"), "no_such"),
+    (("events", 0, "dtype"), "fp32"),
+    (("events", 0, "dtype"), "bf17"),
+    (("events", 0, "item_bytes"), 1),
+    (("events", 0, "one_call", "rounds"), 2),
+    (("events", 0, "one_call", "rail_bytes"), 1),
+    (("totals", "busiest_rank"), 1),
+    (("seconds", "total"), 1.0),
+    (("seconds", "slowest_total"), 1.0),
+    (("seconds", "slowest_stage"), 0),
+    (("seconds", "events", 0), 1.0),
+    (("seconds", "events"), []),
+    (("seconds", "total"), "soon"),
+]
+
+
+@pytest.mark.parametrize(("place", "value"), TAMPERED)
+def test_what_was_changed_in_a_saved_bill_is_noticed(
+    run: Run, jobs: Jobs, place: tuple[str | int, ...], value: object
+):
+    data = json.loads(run("analyze", jobs["dense"], "--cluster", "h100-dgx", "--format", "json").out)
+    assert mc.Ledger.from_dict(data).to_dict() == data
+    *path, last = place
+    reduce(getitem, path, data)[last] = value
+    with pytest.raises(mc.LedgerError, match=str(place[0])):
+        mc.Ledger.from_dict(data)
+
+
+def test_seconds_of_a_saved_bill_are_of_all_its_events(run: Run, jobs: Jobs):
+    timed = run("analyze", jobs["dense"], "--cluster", "h100-dgx", "--format", "json").out
+    ledger = mc.Ledger.from_dict(json.loads(timed))
+    assert ledger.seconds["cluster"] == "h100-dgx"
+    for part in (ledger.filter(op="all_gather"), ledger.at_stage(0), ledger + ledger.at_stage(0)):
+        assert part.seconds == {}
 
 
 def test_a_ledger_is_one_line_where_python_shows_it(ledgers: dict[str, mc.Ledger]):
