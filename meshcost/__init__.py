@@ -145,7 +145,7 @@ def _require_torch(name: str) -> None:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_SHELVES})
+    return sorted({*__all__, *_SHELVES, *(name for name in globals() if name.startswith("__"))})
 
 
 def _version() -> str:

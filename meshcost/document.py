@@ -6,6 +6,7 @@ twice in one mapping.
 
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,9 +14,10 @@ from types import MappingProxyType
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from meshcost.errors import JobError, LedgerError, not_known
+from meshcost.fields import homes, known_fields
 
 _LARGEST_FILE = 1_000_000
 _LARGEST_JSON = 2**28
@@ -74,6 +76,20 @@ def read_text(path: Path, *, where_from: str = "") -> str:
         raise JobError(f"{path}: not a text file in UTF-8.") from None
     except (OSError, ValueError) as error:
         raise JobError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+
+
+def read_stream(where: str) -> str:
+    """Read standard input as a text file. Raises JobError, beginning with ``where``, for the same reasons."""
+    try:
+        data = sys.stdin.buffer.read(_LARGEST_FILE + 1) if sys.stdin else b""
+    except OSError as error:
+        raise JobError(f"{where}: cannot be read: {error.strerror or error}.") from None
+    if len(data) > _LARGEST_FILE:
+        raise JobError(f"{where}: larger than {_LARGEST_FILE:,} bytes, which no such file needs.")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise JobError(f"{where}: not text in UTF-8.") from None
 
 
 def read_json(path: Path) -> Any:
@@ -156,28 +172,28 @@ def parse(text: str) -> Any:
 
 def sentences(
     error: ValidationError,
-    known: Any = None,
+    root: type[BaseModel] | None = None,
     examples: Mapping[str, str] = MappingProxyType({}),
     *,
     text: str = "",
 ) -> list[str]:
     """Turn what Pydantic found into sentences: path, value, why, and what would be legal.
 
-    ``known`` lists the fields that may stand at a path, ``examples`` say how a field that is missing or of the wrong kind
-    could be written. ``text`` is the JSON that was read, so that a sentence begins with its line.
+    ``root`` is the model of the file, which knows all fields; ``examples`` say how a field that is missing or of the wrong
+    kind could be written. ``text`` is the JSON that was read, so that a sentence begins with its line.
     """
     items = _of_one_branch(error.errors())
     found = [
         (f"line {line_of(text, item['loc'])}: " if text else "")
         + sentence.removeprefix(": ")  # of what is wrong as a whole
         for item in items[:_MOST_SENTENCES]
-        for sentence in _sentences(item, known, examples)
+        for sentence in _sentences(item, root, examples)
     ]
     more = len(items) - _MOST_SENTENCES
     return [*found, f"{more} more problems of this kind."] if more > 0 else found
 
 
-def _sentences(item: Any, known: Any, examples: Mapping[str, str]) -> list[str]:
+def _sentences(item: Any, root: type[BaseModel] | None, examples: Mapping[str, str]) -> list[str]:
     path = _path(item)
     kind, context = item["type"], item.get("ctx", {})
     example = f" Write it as {examples[path]}." if path in examples else ""
@@ -185,7 +201,7 @@ def _sentences(item: Any, known: Any, examples: Mapping[str, str]) -> list[str]:
         case "missing":
             return [f"{path}: missing.{example or ' Write it.'}"]
         case "extra_forbidden":
-            return [_unknown(path, item["loc"], known)]
+            return [_unknown(path, item["loc"], root)]
         case "literal_error":
             return [f"{path}: {_no_choice(item['input'], context['expected'])}"]
         case "problems":
@@ -228,10 +244,12 @@ def _no_choice(value: Any, expected: str) -> str:
     return f"{shown(value)} is not known. Choose {expected}."
 
 
-def _unknown(path: str, location: tuple[Any, ...], known: Any) -> str:
-    names = sorted(known(location[:-1])) if known else []
-    near = get_close_matches(str(location[-1]), names, 1)
-    hint = f" Did you mean {near[0]}?" if near else ""
+def _unknown(path: str, location: tuple[Any, ...], root: type[BaseModel] | None) -> str:
+    if root is None:
+        return f"{path}: unknown field."
+    names, name = sorted(known_fields(root, location[:-1])), str(location[-1])
+    near = homes(root, name)[:3] or get_close_matches(name, names, 1)
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
     legal = f" Known fields: {', '.join(names)}." if names else ""
     return f"{path}: unknown field.{hint}{legal}"
 

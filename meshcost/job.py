@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -145,7 +144,12 @@ class Job(Options):
     batch: Batch
     precision: Precision = Precision()
     recompute: Recompute = "none"
-    freeze: tuple[str, ...] = ()
+    freeze: Annotated[
+        tuple[str, ...],
+        Field(
+            description="patterns of names of weights without gradients, as of a shell: * for anything, ?, [0-9]"
+        ),
+    ] = ()
     lora: Lora | None = None
     algorithms: Annotated[
         Mapping[Literal[tuple(DEFAULTS)], str],  # type: ignore[valid-type]
@@ -160,7 +164,7 @@ class Job(Options):
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            raise JobError(document.sentences(error, known_fields, _EXAMPLES)) from None
+            raise JobError(document.sentences(error, Job, _EXAMPLES)) from None
         problems = list(self._problems())
         if problems:
             raise JobError(problems)
@@ -236,6 +240,8 @@ class Job(Options):
         """What can be done, but is hardly meant."""
         told = [x for strategy in self.setting.parallel.values() for x in strategy.warnings()]
         told += self._out_of_model()
+        if self.framework == "textbook" and self.torch.model_fields_set:
+            told.append("torch: its options change nothing here: they hold under framework: torch.")
         cuts_each_weight = self.parallel.data.strategy in SHARDS_WEIGHTS and not self.setting.wraps_flat
         if self.framework == "torch" and cuts_each_weight:
             from meshcost.strategies.data.padding import surprises
@@ -308,36 +314,23 @@ class Job(Options):
         return numbers(self.setting, self.mesh, self.parallel.pipeline.chunk_count, self.micro_batches)
 
 
-def known_fields(location: tuple[Any, ...]) -> list[str]:
-    """Names of the fields that may stand at a path of a job file.
-
-    >>> known_fields(("batch",))
-    ['sequence', 'micro_batch', 'global_batch']
-    """
-    model: Any = Job
-    for part in location:
-        field = (
-            model.model_fields.get(part) if isinstance(model, type) and issubclass(model, BaseModel) else None
-        )
-        if field is None:
-            return []
-        kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
-        model = next((x for x in kinds if isinstance(x, type) and issubclass(x, BaseModel)), None)
-    return list(model.model_fields) if model is not None else []
-
-
 def load(path: str | Path, **changes: Any) -> Job:
     """Read a job file. ``changes`` replace top-level fields, as ``framework="textbook"``.
 
-    A path to a config.json in it is relative to the file. Raises JobError or ModelError with every problem, each
-    beginning with the name of the file.
+    A path to a config.json in it is relative to the file; ``-`` reads standard input, where paths are relative to the
+    working directory. Raises JobError or ModelError with every problem, each beginning with the name of the file.
     """
     path = Path(path)
-    text = document.read_text(path, where_from="meshcost init writes one to start from.")
+    where = "standard input" if str(path) == "-" else str(path)
+    text = (
+        document.read_stream(where)
+        if str(path) == "-"
+        else document.read_text(path, where_from="meshcost init writes one to start from.")
+    )
     try:
         return read_job(document.parse(text), base=path.parent, **changes)
     except MeshcostError as error:
-        raise error.located(str(path)) from None
+        raise error.located(where) from None
 
 
 def read_job(data: Any, *, base: Path | None = None, **changes: Any) -> Job:
@@ -351,6 +344,11 @@ def read_job(data: Any, *, base: Path | None = None, **changes: Any) -> Job:
         )
     if not isinstance(data, dict):
         raise JobError("a job is a mapping of fields (model, parallel, batch ...). meshcost init writes one.")
+    if {"meshcost", "events"} <= data.keys():
+        raise JobError(
+            "a saved bill, not a job: analyze, explain, calls and compare read it where its name ends in .json, and in "
+            "Python Ledger.from_json does."
+        )
     fields = {**data, **changes}
     if base is not None and isinstance(fields.get("model"), str):
         fields["model"] = _from_base(fields["model"], base, ".json")

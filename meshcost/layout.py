@@ -7,6 +7,7 @@ from math import prod
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from meshcost.mesh import LARGEST_WORLD
 from meshcost.strategies import (
     STRATEGIES,
     ContextParallel,
@@ -17,9 +18,6 @@ from meshcost.strategies import (
     TensorParallel,
 )
 from meshcost.strategies.setting import Size
-
-#: No file may ask for more ranks than this.
-LARGEST_WORLD = 2**20
 
 #: Axes in the rank number, innermost first, unless a job says otherwise.
 ORDER = ("tensor", "context", "data", "pipeline")

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshcost.difference import Difference, Kind, Tally, differences, tally
-from meshcost.errors import LedgerError
+from meshcost.errors import LedgerError, not_known
 from meshcost.event import CLUSTER, OPERATIONS, PHASES, Event, Phase, Price, Run, Site, Totals, by_link
-from meshcost.formula import pretty
 from meshcost.mesh import Group, Mesh
 from meshcost.program import Program
 from meshcost.unroll import Call, Unroller, group_of
@@ -97,10 +96,12 @@ class Ledger:
         and for an operation or a phase that does not exist.
         """
         for name in fields:
-            if name not in Event.__dataclass_fields__:
+            if name == "stage":
                 raise LedgerError(
-                    f"events have no field {name!r}: choose from {', '.join(Event.__dataclass_fields__)}."
+                    "an event is of several stages: at_stage(0) keeps what the ranks of one call."
                 )
+            if name not in Event.__dataclass_fields__:
+                raise LedgerError(f"events have no such field: {not_known(name, Event.__dataclass_fields__)}")
         for name, legal in (("op", OPERATIONS), ("phase", PHASES)):
             if name in fields and fields[name] not in legal:
                 raise LedgerError(f"{name}={fields[name]!r} is not known: choose from {', '.join(legal)}.")
@@ -249,12 +250,16 @@ class Ledger:
         return ledger
 
     def to_pandas(self) -> "pd.DataFrame":
-        """One row for each event. Raises LedgerError with the command to type if pandas is not installed."""
+        """One row for each event, with the columns of ``--format csv``.
+
+        Raises LedgerError with the command to type if pandas is not installed.
+        """
         try:
             pandas = import_module("pandas")
         except ImportError:
             raise LedgerError("to_pandas needs pandas: pip install 'meshcost[pandas]'.") from None
-        return pandas.DataFrame([_row(event) for event in self.events])
+        frame: pd.DataFrame = import_module("meshcost.report.data").as_frame(self, pandas)
+        return frame
 
     def __rich__(self) -> Any:
         """Show the bill in a terminal. The picture lives above the ledger and is loaded by name, only when asked for."""
@@ -262,23 +267,3 @@ class Ledger:
 
     def _repr_html_(self) -> str:
         return str(import_module("meshcost.report.html").bill(self))
-
-
-def _row(event: Event) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "strategy": event.strategy,
-        "op": event.op,
-        "axes": " x ".join(event.axes),
-        "group_size": event.group_size,
-        "stages": event.stages,
-        "phase": event.phase,
-        "why": event.why,
-        "dtype": event.dtype,
-        "count": event.calls,
-        "payload_bytes": event.payload_bytes,
-    }
-    sums = event.totals.as_dict()
-    row |= {
-        name: sums[name] for name in ("sent_bytes", "received_bytes", "intra_node_bytes", "inter_node_bytes")
-    }
-    return row | {"formula_payload": pretty(event.payload), "formula_count": pretty(event.count)}

@@ -22,7 +22,7 @@ from meshcost.formula import bind, parse, pretty
 from meshcost.ledger import Ledger
 from meshcost.ledger_records import EventRecord, LedgerRecord, OneCallRecord, ProgramRecord, SecondsRecord
 from meshcost.listing import listed
-from meshcost.mesh import EXPERT_AXES, Mesh
+from meshcost.mesh import EXPERT_AXES, LARGEST_WORLD, Mesh
 from meshcost.program import Program
 from meshcost.schedule import Schedule
 from meshcost.symbols import ALPHABET
@@ -31,7 +31,6 @@ from meshcost.torch_schedule import is_listed, refused
 from meshcost.units import DTYPE_BYTES, item_bytes
 
 FORMAT = 1
-LARGEST_WORLD = 2**20
 MOST_MICRO_BATCHES = 2**20
 MOST_UNITS = 200_000
 
@@ -168,6 +167,15 @@ def _check_seconds(ledger: Ledger, stated: SecondsRecord) -> None:
     figures = (stated.total, stated.slowest_total, stated.slowest_total)
     if not all(map(partial(isclose, rel_tol=1e-9, abs_tol=1e-12), sums, figures)):
         raise LedgerError("seconds: they are not the sums of those of the events.")
+
+
+def saved(path: Path) -> Ledger | None:
+    """The ledger in a file, or None where the file holds something else. Raises LedgerError if it holds a spoilt one."""
+    try:
+        data = document.read_json(path)
+    except LedgerError:
+        return None
+    return from_file(path) if isinstance(data, dict) and "meshcost" in data else None
 
 
 def from_file(path: Path) -> Ledger:

@@ -17,6 +17,9 @@ from meshcost.errors import LedgerError
 #: The second factoring of a stage, innermost first.
 EXPERT_AXES = ("expert_tensor", "expert", "expert_data", "expert_replicate")
 
+#: More ranks than this are not computed, whatever file asks for them.
+LARGEST_WORLD = 2**20
+
 Group = tuple[int, ...]
 
 #: How an axis lies in the rank number: (places, ranks from one to the next), innermost first.

@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from meshcost.cli.common import bill_of, jobs_by_name, read_job, show_or_dump
+from meshcost.cli.common import bill_of, bills_by_name, named_cluster, read_bill, show_or_dump
 from meshcost.cli.options import (
+    BillFile,
     BillFormat,
     By,
     CallFormat,
     Framework,
-    JobFile,
     PageFormat,
     choice,
     complete_clusters,
@@ -21,7 +21,7 @@ from meshcost.report.output import show, write, write_json
 
 
 def analyze(  # noqa: PLR0913, PLR0917 - one argument for each option that a person may write
-    job: JobFile,
+    job: BillFile,
     by: Annotated[
         By | None, choice(By, "--by", help="Add up by this, instead of the overview.", show_default=False)
     ] = None,
@@ -39,10 +39,11 @@ def analyze(  # noqa: PLR0913, PLR0917 - one argument for each option that a per
     ] = None,
 ) -> None:
     """Print the bill of one training step: every collective, how often, on how much, and why."""
-    found = read_job(job, framework, cluster)
+    ledger, asked = read_bill(job, framework, cluster)
     from meshcost.report.bill import Bill
 
-    bill, key = Bill(bill_of(found), stage, rank, found.cluster), None if by is None else by.value
+    speeds = asked.cluster if asked else named_cluster(cluster, ledger.mesh.gpus_per_node)
+    bill, key = Bill(ledger, stage, rank, speeds), None if by is None else by.value
     if form is BillFormat.table:
         from meshcost.report.terminal import Shown
 
@@ -57,7 +58,7 @@ def analyze(  # noqa: PLR0913, PLR0917 - one argument for each option that a per
 
 
 def explain(
-    job: JobFile,
+    job: BillFile,
     event: Annotated[
         str | None,
         typer.Argument(
@@ -68,13 +69,12 @@ def explain(
     form: Annotated[PageFormat, choice(PageFormat, "--format", help="How it is written.")] = PageFormat.table,
 ) -> None:
     """Explain one line of the bill: its formula, its symbols, the numbers put in, its source, and how it grows."""
-    asked = read_job(job, framework)
+    ledger, asked = read_bill(job, framework)
     from meshcost.report import data
     from meshcost.report.bill import Bill
     from meshcost.report.explain import as_dict, find
     from meshcost.report.explain_page import Listed, Page
 
-    ledger = bill_of(asked)
     if event is None:
         bill = Bill(ledger)
         show_or_dump(form, lambda: Listed(bill), lambda: data.event_rows(bill))
@@ -86,7 +86,9 @@ def explain(
 def compare(
     jobs: Annotated[
         list[Path],
-        typer.Argument(metavar="JOB...", help="Job files, the first to compare with.", show_default=False),
+        typer.Argument(
+            metavar="JOB...", help="Job files or saved bills, the first to compare with.", show_default=False
+        ),
     ],
     frameworks: Annotated[
         str,
@@ -98,15 +100,17 @@ def compare(
     form: Annotated[BillFormat, choice(BillFormat, "--format", help="How it is written.")] = BillFormat.table,
 ) -> None:
     """Show line by line what one bill has beyond another: two jobs, or one job under several frameworks."""
-    named = jobs_by_name(jobs, frameworks)
+    named = bills_by_name(jobs, frameworks)
     from meshcost.report import comparison
 
     notes = [
         comparison.in_one_dtype(name, job.precision.weights, bill_of(job.in_one_dtype()))
-        for name, job in named
-        if job.framework == "textbook" and job.precision.dtype("reduce") != job.precision.weights
+        for name, _, job in named
+        if job is not None
+        and job.framework == "textbook"
+        and job.precision.dtype("reduce") != job.precision.weights
     ]
-    shown = comparison.compared([(name, bill_of(job)) for name, job in named], stage, notes)
+    shown = comparison.compared([(name, ledger) for name, ledger, _ in named], stage, notes)
     match form:
         case BillFormat.table:
             show(shown)
@@ -119,7 +123,7 @@ def compare(
 
 
 def calls(
-    job: JobFile,
+    job: BillFile,
     rank: Annotated[int, typer.Option(help="The rank whose calls are listed.")],
     framework: Framework = None,
     form: Annotated[CallFormat, choice(CallFormat, "--format", help="How it is written.")] = CallFormat.table,
@@ -133,7 +137,7 @@ def calls(
     ] = None,
 ) -> None:
     """List the exact calls that one rank makes in a step, in order."""
-    ledger = bill_of(read_job(job, framework))
+    ledger, _ = read_bill(job, framework)
     from meshcost.report import calls as report
 
     ledger.mesh.check(rank)

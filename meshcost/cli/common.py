@@ -15,6 +15,7 @@ from meshcost.errors import MeshcostError, printable
 from meshcost.report.output import show, write_json
 
 if TYPE_CHECKING:
+    from meshcost.clusters import Cluster
     from meshcost.job import Job
     from meshcost.ledger import Ledger
 
@@ -26,18 +27,36 @@ def bill_of(job: "Job") -> "Ledger":
     return bill_of(job)
 
 
+def read_bill(path: Path, framework: str | None, cluster: str | None = None) -> "tuple[Ledger, Job | None]":
+    """The bill of a job file, with its job; or a saved one (``--format json``), which has none."""
+    light()
+    ledger = _saved(path)
+    if ledger is None:
+        job = read_job(path, framework, cluster)
+        return bill_of(job), job
+    if framework is not None:
+        raise MeshcostError(
+            f"--framework: {path} is a saved bill, its calls are counted already. Leave it out."
+        )
+    return ledger, None
+
+
+def _saved(path: Path) -> "Ledger | None":
+    if path.suffix != ".json":
+        return None
+    from meshcost.ledger_json import saved
+
+    return saved(path)
+
+
 def read_job(path: Path, framework: str | None, cluster: str | None = None) -> "Job":
     """Read a job file, with what the command line says instead; exits 2 after a sentence for each problem."""
     light()
-    from meshcost.clusters import read_cluster
     from meshcost.job import load
 
     asked: dict[str, Any] = {} if framework is None else {"framework": str(framework)}
     if cluster is not None:
-        try:
-            asked["cluster"] = read_cluster(cluster)
-        except MeshcostError as error:
-            raise error.located("--cluster") from None
+        asked["cluster"] = named_cluster(cluster)
     try:
         job = load(path, **asked)
     except MeshcostError as error:
@@ -47,15 +66,32 @@ def read_job(path: Path, framework: str | None, cluster: str | None = None) -> "
     return job
 
 
-def jobs_by_name(paths: Sequence[Path], frameworks: str) -> "list[tuple[str, Job]]":
-    """Read every job under every framework; a job is named by whatever tells it apart."""
+def named_cluster(name: str | None, gpus_per_node: int | None = None) -> "Cluster | None":
+    """The cluster of ``--cluster``; of a saved bill, one with nodes of as many GPUs as it was counted on."""
+    if name is None:
+        return None
+    from meshcost.clusters import read_cluster
+
+    try:
+        found = read_cluster(name)
+    except MeshcostError as error:
+        raise error.located("--cluster") from None
+    if gpus_per_node not in (None, found.gpus_per_node):
+        raise MeshcostError(
+            f"--cluster: {name} has nodes of {found.gpus_per_node} GPUs, and the saved bill is of nodes of {gpus_per_node}."
+        )
+    return found
+
+
+def bills_by_name(paths: Sequence[Path], frameworks: str) -> "list[tuple[str, Ledger, Job | None]]":
+    """Read every bill under every framework; it is named by whatever tells it apart."""
     asked: list[str | None] = [name.strip() for name in frameworks.split(",") if name.strip()]
     stems = len({path.stem for path in paths}) == len(paths)
     found = []
     for path in paths:
         for framework in asked or [None]:
             file = (path.stem if stems else str(path)) if len(paths) > 1 or not framework else ""
-            found.append((" ".join(filter(None, (file, framework))), read_job(path, framework)))
+            found.append((" ".join(filter(None, (file, framework))), *read_bill(path, framework)))
     return found
 
 

@@ -118,7 +118,20 @@ def complete_operations(incomplete: str) -> Iterator[str]:
 
 
 JobFile = Annotated[
-    Path, typer.Argument(metavar="JOB", help="A job file; meshcost init writes one.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="JOB",
+        help="A job file (meshcost init writes one), or - for standard input.",
+        show_default=False,
+    ),
+]
+BillFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="JOB",
+        help="A job file (meshcost init writes one), - for standard input, or a bill saved with --format json.",
+        show_default=False,
+    ),
 ]
 Framework = Annotated[
     Profile | None,

@@ -20,6 +20,8 @@ def init(
     if path == "-":
         write([job_text("job.yaml")])
         return
+    if not path:
+        raise MeshcostError("a file has to have a name. Write one, or - to print the job file.")
     try:
         with Path(path).open("w" if force else "x", encoding="utf-8") as file:
             file.write(job_text(path if path.isprintable() else "JOB"))

@@ -24,6 +24,8 @@ from meshcost.models.model import Model
 
 SHELF = Path(__file__).parent / "catalogue"
 MOST_BYTES = 2_000_000
+#: How a path begins that can be no name.
+_PATHS = ("/", "./", "../", "~")
 _SUFFIXES = (".json", ".yaml", ".yml")
 _SOURCE = re.compile(r"^source: *(.+?) *$", re.MULTILINE)
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -78,7 +80,8 @@ def read_model(spec: str | Path | Mapping[str, Any], base: Path | None = None) -
         )
     if (name := _shelved(spec)) is not None:
         return _from_shelf(name)
-    if spec and (spec.lower().endswith(_SUFFIXES) or _is_there(Path(base or "") / spec)):
+    is_path = spec.startswith(_PATHS) or spec.lower().endswith(_SUFFIXES)
+    if spec and (is_path or _is_there(Path(base or "") / spec)):
         return _from_file(Path(spec), base)
     raise ModelError(_unknown(spec))
 

@@ -56,8 +56,11 @@ class Comparison:
         if self.stage is None and len({ledger.mesh.stages for ledger in ledgers}) > 1:
             return tuple(ledger.busiest_stage for ledger in ledgers)
         stage = ledgers[0].busiest_stage if self.stage is None else self.stage
-        for ledger in ledgers:
-            ledger.at_stage(stage)
+        for name, ledger in self.bills:
+            try:
+                ledger.mesh.check_stage(stage)
+            except LedgerError as error:
+                raise error.located(name) from None
         return (stage,) * len(ledgers)
 
     @cached_property

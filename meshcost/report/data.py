@@ -7,6 +7,7 @@ from typing import Any
 
 from meshcost.event import CLUSTER, Totals
 from meshcost.formula import pretty
+from meshcost.ledger import Ledger
 from meshcost.report.bill import Bill, Line
 from meshcost.timing import caveat
 
@@ -116,6 +117,11 @@ def event_rows(bill: Bill) -> list[dict[str, Any]]:
     if not bill.timed:
         return [_event_row(line) for line in bill.lines]
     return [_event_row(line) | {"seconds": bill.seconds(line.event)} for line in bill.lines]
+
+
+def as_frame(ledger: Ledger, pandas: Any) -> Any:
+    """The rows of the events as a DataFrame, with every column also where there is no event."""
+    return pandas.DataFrame(event_rows(Bill(ledger)), columns=list(EVENT_COLUMNS))
 
 
 def _event_row(line: Line) -> dict[str, Any]:

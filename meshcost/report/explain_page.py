@@ -138,6 +138,12 @@ def _steps(shown: Explanation, formulas: tuple[Formula, ...], width: int) -> Ite
         yield Text("")
         for name, part in ((INSIDE, totals.intra_node_bytes), (BETWEEN, totals.inter_node_bytes)):
             yield Text(f"{name}: {part:,} B ({words.share(part, totals.sent_bytes)})")
+        if not shown.event.all_pay_alike:
+            yield Text(
+                "by the rank that sends most, and of those the one that sends most between nodes, at the edge of its node: "
+                "meshcost analyze JOB --rank RANK has what another one sends",
+                style="dim",
+            )
 
 
 def _substitution(x: Formula, width: int) -> Iterator[Text]:

@@ -54,6 +54,10 @@ class Grid:
                 yield self._spanning(cells, shown, widths, gap, style)
             else:
                 yield from self._draw(cells, shown, widths, gap, style)
+        left_out = ", ".join(column.title for i, column in enumerate(self.columns) if i not in shown)
+        if left_out:
+            note = f"Columns left out: {left_out} (a wider page has them)."
+            yield from (_plain(part, "dim") for part in wrap(note, width))
 
     def _layout(self, width: int) -> tuple[list[int], list[int], int]:
         shown = list(range(len(self.columns)))

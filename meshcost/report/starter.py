@@ -62,7 +62,7 @@ precision:                     # bf16 | fp16 | fp32 | tf32 | fp64 | fp8 | fp8_bl
   # combine: bf16              # what they return; by default as activations
 
 # recompute: full              # none | selective | full: activations computed again in backward
-# freeze: ["model.layers.[0-9].*"]      # weights without gradients, by name
+# freeze: ["model.layers.[0-9].*"]      # weights without gradients: patterns of names, as of a shell (* ? [0-9])
 # lora: {{rank: 16, targets: [q_proj, v_proj]}}   # train low-rank adapters only
 # algorithms: {{all_reduce: tree}}       # by default all_reduce, all_gather, reduce_scatter: ring; all_to_all: pairwise
 # scalars: {{gradient_norm: true, loss: true, at_start: [int64], at_end: [fp32]}}    # the small sums of every step

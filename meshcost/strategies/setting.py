@@ -14,15 +14,15 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from meshcost import symbols as sym
+from meshcost.mesh import LARGEST_WORLD
 from meshcost.models import Model, Weight
 from meshcost.strategies.torch_options import TorchOptions
 from meshcost.units import DTYPE_BYTES
 
 #: Sizes are bounded, so that no file can ask for more work than a machine has.
-LARGEST_AXIS = 2**24
 LARGEST_BATCH = 2**32
 
-Size = Annotated[int, Field(strict=True, ge=1, le=LARGEST_AXIS)]
+Size = Annotated[int, Field(strict=True, ge=1, le=LARGEST_WORLD)]
 Count = Annotated[int, Field(strict=True, ge=1, le=LARGEST_BATCH)]
 
 _ALIASES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "half": "fp16", "float": "fp32"}

@@ -208,7 +208,8 @@ class _Plan:
     def _context(self) -> dict[str, Any]:
         method, copies = self._one_of("ring", "all_gather", "ulysses"), self._one_of(True, False)
         legal = [x for x in (1, 2, 3, 4) if method != "ulysses" or self._trades(x, copies=copies)]
-        return {"size": self._size("context", legal), "method": method, "replicate_kv_heads": copies}
+        options = {"size": self._size("context", legal), "method": method}
+        return options | ({"replicate_kv_heads": copies} if method == "ulysses" else {})
 
     def _trades(self, size: int, *, copies: bool) -> bool:
         """Whether Ulysses can trade sequence for heads among so many ranks."""
@@ -249,6 +250,8 @@ class _Plan:
         if strategy in ("zero3", "fsdp"):
             options["replicate"] = self._one_of(*divisors(size))
             options |= self._maybe(reshard_after_forward=(True, False), gather=("every_micro_batch", "once"))
+            if options.get("gather") == "once" and options.get("reshard_after_forward"):
+                del options["reshard_after_forward"]
         return options
 
     def _expert(self) -> dict[str, Any]:

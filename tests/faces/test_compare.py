@@ -110,7 +110,7 @@ def test_bills_that_are_alike_say_so(run: Run, pair: tuple[Path, Path], tmp_path
 def test_the_stage_that_is_looked_at(run: Run, pair: tuple[Path, Path]):
     assert {bill["stage"] for bill in written(run, *pair, "--stage", 1)["bills"]} == {1}
     done = run("compare", *pair, "--stage", 2)
-    assert (done.code, done.err) == (2, "meshcost: stage 2 does not exist: choose 0 to 1.\n")
+    assert (done.code, done.err) == (2, "meshcost: dense: stage 2 does not exist: choose 0 to 1.\n")
 
 
 def test_what_cannot_be_compared(run: Run, jobs: Jobs):

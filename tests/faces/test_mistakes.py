@@ -44,6 +44,27 @@ FILES = {
     ),
     "no model": ("model:\n" + BATCH, [": model: null is no model. Write a name"]),
     "no family": ("model: {}\n" + BATCH, ["model_type: missing. Write one of bert,"]),
+    "a field of elsewhere": (
+        "model: gpt2\norder: [data, tensor]\n" + BATCH,
+        ["order: unknown field. Did you mean parallel.order?"],
+    ),
+    "heads of another method": (
+        "model: gpt2\nparallel: {context: {size: 2, method: ring, replicate_kv_heads: true}}\n" + BATCH,
+        ["parallel.context.replicate_kv_heads: ring keeps all heads", "method: ulysses"],
+    ),
+    "experts of a dense model": (
+        "model: gpt2\nparallel: {expert: {imbalance: 1.5}}\n" + BATCH,
+        ["parallel.expert: gpt2 has no routed experts. Leave it out."],
+    ),
+    "kept and given back": (
+        "model: gpt2\nparallel: {data: {strategy: fsdp, size: 2, gather: once, reshard_after_forward: true}}\n"
+        + BATCH,
+        ["parallel.data.reshard_after_forward: gather: once keeps weights"],
+    ),
+    "a path without a file": (
+        "model: ../../no/such\n" + BATCH,
+        ["model: ../../no/such: no such file."],
+    ),
     "not the kind that is meant": (
         "model: gpt2\nparallel: [8, 2]\nprecision: bf16\nfreeze: x\ncluster: 8\nbatch: 64\n",
         [
@@ -184,3 +205,24 @@ def test_a_real_bug_is_not_hidden(run: Run, jobs: Jobs, monkeypatch: pytest.Monk
     monkeypatch.setattr(meshcost.job, "analyze", broken)
     with pytest.raises(RuntimeError, match="a bug"):
         run("analyze", jobs["dense"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("init", ""), "a file has to have a name"),
+        (("analyze", "alone", "--stage", 9), "stage 9 does not exist: there is only stage 0."),
+        (("analyze", "alone", "--rank", 9), "rank 9 does not exist: there is only rank 0."),
+        (("analyze", "dense", "--stage", 9), "stage 9 does not exist: choose 0 to 1."),
+        (
+            ("compare", "dense", "alone", "--stage", 1),
+            "meshcost: alone: stage 1 does not exist: there is only stage 0.",
+        ),
+        (("models", "../no/such"), "../no/such: no such file."),
+    ],
+)
+def test_what_cannot_be_is_said_with_its_name(run: Run, jobs: Jobs, arguments: tuple[object, ...], said: str):
+    done = run(*(jobs.get(str(argument), argument) for argument in arguments))
+    assert (done.code, done.out) == (2, "")
+    assert_sentences(done.err)
+    assert said in done.err

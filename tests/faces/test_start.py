@@ -253,3 +253,51 @@ def test_a_copied_job_has_its_own_bill(jobs: Jobs, update: dict):
 def test_a_copied_job_is_checked(jobs: Jobs):
     with pytest.raises(mc.JobError, match="7 does not divide 4 attention heads"):
         mc.load(jobs["dense"]).model_copy(update={"parallel": {"tensor": 7}})
+
+
+def test_frozen_weights_are_not_said_to_be_summed():
+    base = {"model": "gpt2", "parallel": {"data": 2}, "batch": {"sequence": 8, "global_batch": 2}}
+    adapted = mc.analyze(mc.Job(**base, lora={"rank": 8, "targets": ["c_attn"]})).filter(strategy="ddp")
+    assert [event.why for event in adapted] == ["sum the gradients of all trainable weights"]
+    assert [event.why for event in mc.analyze(mc.Job(**base)).filter(strategy="ddp")] == [
+        "sum the gradients of all weights"
+    ]
+
+
+def test_options_of_torch_in_a_textbook_bill_are_warned_of(run: Run, tmp_path: Path):
+    path = tmp_path / "job.yaml"
+    text = (
+        "model: gpt2\nparallel: {data: 2}\nbatch: {sequence: 8, global_batch: 2}\ntorch: {bucket_cap_mb: 5}\n"
+    )
+    path.write_text(text)
+    assert "torch: its options change nothing here" in run("analyze", path).err
+    assert run("analyze", path, "--framework", "torch").err == ""
+
+
+def test_the_front_door_lists_public_names_only():
+    names = [name for name in dir(mc) if not name.startswith("__")]
+    assert set(names) <= {*mc.__all__, "clusters", "collectives", "errors", "models", "strategies", "testing"}
+
+
+def test_no_schema_allows_more_ranks_than_are_computed():
+    size = Job.model_json_schema()["$defs"]["DataParallel"]["anyOf"][1]["properties"]["size"]
+    base = {"model": "gpt2", "batch": {"sequence": 8, "global_batch": 1}}
+    with pytest.raises(mc.JobError, match=r"parallel\.data\.size"):
+        mc.Job(**base, parallel={"data": size["maximum"] + 1})
+    with pytest.raises(mc.JobError, match=r"batch\.global_batch"):
+        mc.Job(**base, parallel={"data": size["maximum"]})
+
+
+def test_a_filter_by_stage_says_how_to_get_one(ledgers: dict[str, mc.Ledger]):
+    with pytest.raises(mc.LedgerError, match=r"at_stage\(0\)"):
+        ledgers["dense"].filter(stage=0)
+    with pytest.raises(mc.LedgerError, match=r"Did you mean phase\?"):
+        ledgers["dense"].filter(phases="forward")
+
+
+def test_a_data_frame_has_the_rows_of_the_csv(run: Run, jobs: Jobs, ledgers: dict[str, mc.Ledger]):
+    pandas = pytest.importorskip("pandas")
+    for name in ("dense", "uneven", "alone"):
+        frame = ledgers[name].to_pandas()
+        assert frame.to_csv(index=False) == run("analyze", jobs[name], "--format", "csv").out
+        assert isinstance(frame, pandas.DataFrame)

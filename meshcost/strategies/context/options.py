@@ -24,6 +24,11 @@ class ContextParallel(Strategy):
 
     def problems(self, setting: Setting) -> Iterator[str]:
         """Say what cannot be done."""
+        if self.replicate_kv_heads and self.method != "ulysses":
+            yield (
+                f"parallel.context.replicate_kv_heads: {self.method} keeps all heads on every rank. Leave it out, or choose "
+                "method: ulysses."
+            )
         if self.size == 1:
             return
         sequence = setting.batch.sequence

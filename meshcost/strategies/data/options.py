@@ -77,6 +77,11 @@ class DataParallel(Strategy):
         for name in ("reshard_after_forward", "gather"):
             if getattr(self, name) is not None and not shards:
                 yield f"parallel.data.{name}: {self.strategy} does not shard weights. Leave it out, or choose zero3 or fsdp."
+        if self.gather == "once" and self.reshard_after_forward:
+            yield (
+                "parallel.data.reshard_after_forward: gather: once keeps weights after their forward pass. Leave one of "
+                "them out."
+            )
         if self.replicate > 1 and not shards:
             yield f"parallel.data.replicate: {self.strategy} does not shard weights. Leave it out, or choose zero3 or fsdp."
         yield from self._batch_problems(setting)

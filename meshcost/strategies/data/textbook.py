@@ -71,6 +71,7 @@ def _total(data: DataParallel, view: View, stage: Stage, part: Part) -> Draft:
     op, keeps = (
         ("all_reduce", "") if data.strategy == "ddp" else ("reduce_scatter", "; each rank keeps its shard")
     )
+    trainable = "" if all(weight.trainable for weight in view.setting.model.weights()) else "trainable "
     return Draft(
         data.strategy,
         op,
@@ -78,7 +79,7 @@ def _total(data: DataParallel, view: View, stage: Stage, part: Part) -> Draft:
         "backward",
         stage.total(part.trained) * sym.b_g,
         view.setting.precision.dtype("reduce"),
-        f"sum the gradients of all {part.label}{keeps}",
+        f"sum the gradients of all {trainable}{part.label}{keeps}",
     )
 
 

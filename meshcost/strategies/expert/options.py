@@ -46,7 +46,7 @@ class ExpertParallel(Strategy):
 
     def problems(self, setting: Setting) -> Iterator[str]:
         """Say what cannot be done."""
-        asked = self.size > 1 or self.expert_tensor is not None or self.capacity_factor is not None
+        asked = bool(self.model_fields_set - {"size"}) or self.size > 1
         experts = routed_experts(setting.model)
         if not experts:
             if asked:
