@@ -254,7 +254,7 @@ class Job(Options):
         positions = model.dims.get(sym.s_max)
         if positions is not None and length > positions:
             yield f"batch.sequence: {model.name} has no position for the {length - positions:,} tokens after {positions:,}."
-        if self.framework == "textbook" and not any(weight.trainable for weight in model.weights()):
+        if self.framework == "textbook" and not any(weight.trainable for weight in model.distinct):
             yield "freeze: no weight is left to train, yet a backward pass is billed."
 
     def in_one_dtype(self) -> "Job":

@@ -132,6 +132,11 @@ class Model:
         names = (self.kinds[kind].name for kind in self.pattern[first:last])
         return tuple((name, len(list(run))) for name, run in groupby(names))
 
+    @property
+    def distinct(self) -> Iterator[Weight]:
+        """Every weight, those of blocks once for each kind of block: quick however many blocks there are."""
+        yield from (*self.before, *(weight for kind in self.kinds for weight in kind.weights), *self.after)
+
     def weights(self) -> Iterator[Weight]:
         """Yield every weight once, in registration order, blocks expanded; a tied head is not repeated."""
         yield from self.before

@@ -71,7 +71,7 @@ def _total(data: DataParallel, view: View, stage: Stage, part: Part) -> Draft:
     op, keeps = (
         ("all_reduce", "") if data.strategy == "ddp" else ("reduce_scatter", "; each rank keeps its shard")
     )
-    trainable = "" if all(weight.trainable for weight in view.setting.model.weights()) else "trainable "
+    trainable = "" if all(weight.trainable for weight in view.setting.model.distinct) else "trainable "
     return Draft(
         data.strategy,
         op,

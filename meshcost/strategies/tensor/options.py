@@ -71,7 +71,7 @@ def _head_sizes(model: Model) -> dict[str, int]:
 def _weight_sizes(setting: Setting) -> dict[str, int]:
     """Widths that have to be split, in words; heads and the vocabulary are checked for themselves."""
     model, sizes = setting.model, {}
-    for weight in (*model.before, *(w for kind in model.kinds for w in kind.weights), *model.after):
+    for weight in model.distinct:
         if weight.shard is None or (weight.group == "expert" and setting.experts_apart):
             continue
         dim = weight.shape[weight.shard]
