@@ -20,7 +20,7 @@ from typing import Any, Literal, Self
 
 from meshcost.errors import ExecutionError
 from meshcost.execute.failures import Trouble, explain
-from meshcost.execute.nccl import debug_environment
+from meshcost.execute.nccl import debug_log
 from meshcost.execute.open_files import allow_open_files
 from meshcost.execute.plan import Case
 from meshcost.execute.step import Step
@@ -76,6 +76,7 @@ class Crew:
     leader: bool = field(default=True, init=False)
     _controls: list[socket.socket] = field(default_factory=list, init=False)
     _nursery: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _opened: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
     _number: int = field(default=0, init=False)
     _waiting: dict[object, bytes] = field(default_factory=dict, init=False)
     _groups: set[tuple[int, ...]] = field(default_factory=set, init=False)
@@ -141,6 +142,7 @@ class Crew:
                 if stream is not None:
                     stream.close()
             self._nursery = None
+        self._opened.close()
 
     def _start(self) -> None:
         allow_open_files(2 * self.ranks + _OWN_FILES)
@@ -165,7 +167,7 @@ class Crew:
         }
         values["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         if self.backend == "nccl":
-            values |= debug_environment()
+            values |= self._opened.enter_context(debug_log())
         interface = self.interface or (loopback() if is_local(self.host) else "")
         if interface:
             values["GLOO_SOCKET_IFNAME"] = interface

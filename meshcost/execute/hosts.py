@@ -6,6 +6,7 @@ collects what the others report through the store that the launcher's address na
 
 import json
 import os
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
@@ -17,7 +18,7 @@ from meshcost.errors import ExecutionError
 from meshcost.execute.crew import Fault
 from meshcost.execute.failures import sentence_of
 from meshcost.execute.member import Member, device_of
-from meshcost.execute.nccl import choose_link_counter, debug_environment
+from meshcost.execute.nccl import choose_link_counter, debug_log
 from meshcost.execute.plan import Case
 from meshcost.execute.step import Step
 
@@ -36,6 +37,7 @@ class Hosts:
     counter: str = field(default="", init=False)
     _member: Member | None = field(default=None, init=False)
     _number: int = field(default=0, init=False)
+    _opened: ExitStack = field(default_factory=ExitStack, init=False)
 
     @property
     def rank(self) -> int:
@@ -56,7 +58,7 @@ class Hosts:
         """Join the others."""
         limit = timedelta(seconds=self.timeout)
         if self.backend == "nccl":
-            os.environ.update(debug_environment())
+            os.environ.update(self._opened.enter_context(debug_log()))
         try:
             device = device_of(self.device, int(os.environ.get("LOCAL_RANK", "0")))
             dist.init_process_group(self.backend, init_method="env://", timeout=limit)
@@ -83,6 +85,7 @@ class Hosts:
             assert self._member is not None
             self._member.meet("leave", tuple(range(self.ranks)))
             dist.destroy_process_group()
+        self._opened.close()
 
     def measure(self, case: Case, *, iterations: int = 1) -> dict[int, dict[str, Any]]:
         """Make the call if this rank is a member; the leader gets what all of them report."""

@@ -7,11 +7,12 @@ of the kernel. Written from the documentation of those three and NVIDIA/nccl@506
 
 import os
 import re
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any
 
@@ -81,10 +82,12 @@ def _named(text: str, names: tuple[str, ...]) -> str:
     return names[int(text)] if text.isdigit() and int(text) < len(names) else text.lower()
 
 
-def debug_environment() -> dict[str, str]:
-    """Variables that make NCCL write its choices to a file of each process."""
-    pattern = Path(tempfile.gettempdir()) / "meshcost-nccl.%h.%p"
-    return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "COLL,TUNING", "NCCL_DEBUG_FILE": str(pattern)}
+@contextmanager
+def debug_log() -> Iterator[dict[str, str]]:
+    """Variables that make NCCL write its choices to a file of each process, in a folder that goes when this ends."""
+    with TemporaryDirectory(prefix="meshcost-nccl-") as folder:
+        pattern = str(Path(folder) / "%h.%p")
+        yield {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "COLL,TUNING", "NCCL_DEBUG_FILE": pattern}
 
 
 def own_choice(op: str) -> str:

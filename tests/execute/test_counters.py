@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,15 @@ from meshcost.errors import ExecutionError
 from meshcost.execute import counters
 from meshcost.execute.counters import Bytes, choose_counter, tcp_counter
 from meshcost.execute.gpus import choose_device, count_gpus
-from meshcost.execute.nccl import Choice, infiniband_counter, last_choice, nccl_traffic, visible_gpu
+from meshcost.execute.nccl import (
+    Choice,
+    debug_log,
+    infiniband_counter,
+    last_choice,
+    nccl_traffic,
+    own_choice,
+    visible_gpu,
+)
 from meshcost.execute.plan import Case
 from meshcost.execute.verify import Settings, rows_of
 from meshcost.measurement import Measurement, allowed_bytes
@@ -114,6 +123,20 @@ host:1:9 [0] NCCL INFO AllGather: 8388608 Bytes -> Algo 1 proto 2 time 61.5
 )
 def test_the_newest_choice_for_an_operation_counts_and_messages_have_none(op, choice):
     assert last_choice(LOG, op) == choice
+
+
+def test_a_rank_reads_what_nccl_wrote_for_its_own_process_and_nothing_is_left(monkeypatch):
+    line = "host:1:9 [0] NCCL INFO AllReduce: 4096 Bytes -> Algo {} proto LL channel{{Lo..Hi}}={{0..1}}\n"
+    with debug_log() as variables:
+        pattern = Path(variables["NCCL_DEBUG_FILE"])
+        monkeypatch.setenv("NCCL_DEBUG_FILE", str(pattern))
+        for process, algorithm, seen in ((os.getpid() + 1, "RING", ""), (os.getpid(), "TREE", "tree/ll")):
+            name = pattern.name.replace("%h", "host").replace("%p", str(process))
+            (pattern.parent / name).write_text(line.format(algorithm))
+            assert own_choice("all_reduce") == seen
+        assert own_choice("broadcast") == ""
+    assert not pattern.parent.exists()
+    assert own_choice("all_reduce") == ""
 
 
 def test_what_the_first_rank_says_of_nccls_choice_holds_for_all():
