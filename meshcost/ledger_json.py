@@ -209,6 +209,8 @@ def _read_torch_program(schedule: Schedule, record: ProgramRecord) -> Program:
     lists = [x for x in (spans, record.updates) if x]
     if any(len(x) != len(record.units) or sum(map(len, x)) > MOST_UNITS for x in lists):
         raise LedgerError("program: not one list of groups or buckets for each virtual stage, or too many.")
+    if record.rebuilt_in and len(record.rebuilt_in) != len(record.units):
+        raise LedgerError("program.rebuilt_in: not one micro-batch for each virtual stage.")
     for stage, runs in zip(spans, record.units, strict=False):
         places = sum(number for _, number in runs)
         if any(not 0 <= enter <= leave < places for enter, leave in stage):

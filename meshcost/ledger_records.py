@@ -112,7 +112,7 @@ class ProgramRecord(Record):
     sharding: Sharding | None = None
     reductions: tuple[tuple[Reduction, ...], ...] = ()
     reduces_every: bool = False
-    rebuilt_in: Natural = 0
+    rebuilt_in: tuple[Natural, ...] = ()
     updates: tuple[tuple[Text, ...], ...] = ()
     votes: bool = False
 

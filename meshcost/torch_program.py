@@ -45,8 +45,8 @@ class Reduction:
 class TorchProgram(Program):
     """A program with the groups of fully_shard, or with the reductions of each virtual stage in the order of their calls.
 
-    ``reduces_every``: buckets are reduced after every micro-batch, not only the last; ``rebuilt_in``: where they are made
-    anew in this step, the micro-batch in which that happens. ``updates`` are the calls in which
+    ``reduces_every``: buckets are reduced after every micro-batch, not only the last; ``rebuilt_in``: where those of
+    a stage are made anew in this step, the micro-batch in which that happens. ``updates`` are the calls in which
     each virtual stage's updated weights are handed out at the end of the step, in order: parts named ``update X``.
     ``votes``: it is the first step, in which stages agree on what they will send.
     """
@@ -54,7 +54,7 @@ class TorchProgram(Program):
     sharding: Sharding | None = None
     reductions: tuple[tuple[Reduction, ...], ...] = ()
     reduces_every: bool = False
-    rebuilt_in: int = 0
+    rebuilt_in: tuple[int, ...] = ()
     updates: tuple[tuple[str, ...], ...] = ()
     votes: bool = False
 
@@ -93,13 +93,14 @@ class TorchProgram(Program):
         for stage in self.schedule.hosted(rank):
             labels = [label for _, label in self.labelled(stage)]
             if labels:
-                begins[labels[0]] = Part(f"begin {stage}", "forward", 0, f"stage {stage}")
+                at = self.rebuilt_in[stage] if self.rebuilt_in else 0
+                begins[labels[0]] = Part(f"begin {stage}", "forward", at, f"stage {stage}")
             for call in self.reductions[stage]:
                 ready.setdefault(MICRO_BATCH if call.late else labels[call.ready], []).append(call)
         for part in parts:
-            begins_here = part.micro_batch == self.rebuilt_in and part.label in begins
-            if part.phase == "forward" and begins_here:
-                yield replace(begins[part.label], micro_batch=part.micro_batch)
+            begin = begins.get(part.label)
+            if begin is not None and (part.phase, part.micro_batch) == ("forward", begin.micro_batch):
+                yield begin
             ends = part.label == MICRO_BATCH and part.micro_batch == self.schedule.micro_batches - 1
             is_due = part.last or self.reduces_every or ends
             is_passed = part.phase == "backward" and part.unit != "boundary"

@@ -12,7 +12,6 @@ Source   torch.distributed.pipelining.schedules (2.13): ScheduleInterleaved1F1B,
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal, NamedTuple, cast
@@ -132,13 +131,21 @@ def summed(mine: Iterable[Step], *, is_first: bool) -> set[Step]:
     return {step for step in found if step is not None}
 
 
-def first_summed(schedule: Schedule, stage: int) -> int | None:
-    """First step in which DistributedDataParallel reduces the gradients of a stage; None if it never does."""
+def first_summed(schedule: Schedule, stage: int) -> tuple[int, int | None] | None:
+    """First step in which DistributedDataParallel reduces the gradients of a stage; None if it never does.
+
+    With it comes the micro-batch that the stage computes forward next in the same step; None if there is none.
+    """
     if not is_listed(schedule):
-        return 0
-    # However many micro-batches there are, a schedule ends alike.
-    mine = steps(replace(schedule, micro_batches=2 * schedule.ranks))[schedule.host(stage)]
-    return next((i for i in (0, 1) if any(x.stage == stage for x in summed(mine, is_first=i == 0))), None)
+        return 0, None
+    mine = steps(schedule)[schedule.host(stage)]
+    for number in (0, 1):
+        at = next((step for step in summed(mine, is_first=number == 0) if step.stage == stage), None)
+        if at is not None:
+            rest = mine[mine.index(at) :]
+            ahead = (x.micro_batch for x in rest if (x.do, x.stage) == ("F", stage))
+            return number, next(ahead, None)
+    return None
 
 
 # -- the passes of each schedule -------------------------------------------------------------------------------------

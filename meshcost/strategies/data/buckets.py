@@ -123,8 +123,12 @@ def rebuilt_at(view: View, stage: int) -> tuple[int, int] | None:
     after = 2 if view.setting.torch.static_graph else 1
     if reduces_every(view):
         return divmod(after, view.program.schedule.micro_batches)
-    reduced_in = first_summed(view.program.schedule, stage)
-    return None if reduced_in is None else (reduced_in + after, 0)
+    found = first_summed(view.program.schedule, stage)
+    if found is None:
+        return None
+    reduced_in, ahead = found
+    # A stage that is reduced in the middle of a step has its buckets made anew by its next forward pass.
+    return (reduced_in + after, 0) if ahead is None or after > 1 else (reduced_in, ahead)
 
 
 def reduces_every(view: View) -> bool:

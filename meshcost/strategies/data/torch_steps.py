@@ -38,14 +38,14 @@ def torch_program(view: View) -> Program:
         plain,
         reductions=tuple(tuple(_reductions(view, stage)) for stage in stages),
         reduces_every=reduces_every(view),
-        rebuilt_in=_rebuilt_in(view),
+        rebuilt_in=tuple(_rebuilt_in(view, stage) for stage in stages),
         updates=tuple(tuple(_updates(view, stage)) for stage in stages) if updates else (),
     )
 
 
-def _rebuilt_in(view: View) -> int:
-    """Micro-batch in which ranks agree on their buckets, where they do so in this step."""
-    begin = rebuilt_at(view, 0)
+def _rebuilt_in(view: View, stage: int) -> int:
+    """Micro-batch in which the ranks of a stage agree on their buckets, where they do so in this step."""
+    begin = rebuilt_at(view, stage)
     return begin[1] if begin else 0
 
 
