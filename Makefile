@@ -11,6 +11,8 @@ INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-inp
 
 # Several ranks share one machine in the tests: more threads each would only be in the way.
 export OMP_NUM_THREADS ?= 1
+# Hundreds of processes start in the tests: what one has compiled is there for the next, whatever the environment says.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint types fmt bench clean
@@ -53,6 +55,7 @@ $(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
 	@$(BIN)/python -m compileall -qq meshcost  # also where the environment forbids bytecode: a bill starts faster
 	@touch $@
 
+# --no-compile: of the many modules of torch and transformers few are ever imported, and those are compiled then.
 $(VENV)/.test: pyproject.toml | $(VENV)/bin/python
-	$(INSTALL) -e '.[test]' '$(TORCH)'
+	$(INSTALL) --no-compile -e '.[test]' '$(TORCH)'
 	@touch $@ $(VENV)/.demo

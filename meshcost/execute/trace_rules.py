@@ -72,7 +72,7 @@ def _unplanned(job: Job) -> Iterator[str]:
             )
             return
         for weight in kind.weights:
-            if weight.split_input or weight.whole or weight.transposed or "kv_a_proj" in weight.name:
+            if weight.split_input or weight.whole or weight.transposed or weight.latent:
                 name = weight.name.partition("{layer}.")[2]
                 yield f"{size} would split {name}, for which trace has no tensor plan. Choose 1."
                 return

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
@@ -120,16 +121,21 @@ def _clip_all(parts: Sequence[nn.Module], options: TorchOptions, axes: Axes) -> 
         _clip([weight for part in parts for weight in part.parameters()], options, axes)
 
 
+def _is_of_experts(mesh: DeviceMesh | None) -> bool:
+    return any(name.startswith("expert") for name in (mesh and mesh.mesh_dim_names) or ())
+
+
 def _clip(weights: Sequence[nn.Parameter], options: TorchOptions, axes: Axes) -> None:
-    """Clip by norm, one call for the weights of each device mesh: torch refuses to mix them."""
-    groups: dict[Any, list[nn.Parameter]] = {}
+    """Clip by norm, one call for the weights of each device mesh, experts first: torch refuses to mix them."""
+    groups: dict[DeviceMesh | None, list[nn.Parameter]] = {}
     for weight in weights:
         if weight.grad is not None:
             key = weight.grad.device_mesh if isinstance(weight.grad, DTensor) else None
             groups.setdefault(key, []).append(weight)
     squares = []
     # Also in a stage that holds no gradients, as one whose DTensors were wrapped: the others wait for its sum.
-    for group in groups.values() or ([],):
+    for mesh in sorted(groups, key=lambda mesh: not _is_of_experts(mesh)) or (None,):
+        group = groups.get(mesh, [])
         norm = nn.utils.clip_grad_norm_(group, 1.0, foreach=options.clip_foreach)
         squares.append((norm.full_tensor() if isinstance(norm, DTensor) else norm) ** 2)
     pipeline = axes.group("pipeline")

@@ -34,6 +34,7 @@ class Weight:
     ``whole`` counts the rows of dim ``shard`` that every rank keeps whole all the same: a fused projection of many
     query heads and one key and value head. Those rows are as ``split_input`` says; the others are split evenly.
     ``transposed`` marks a linear weight that is stored (in, out), as GPT-2's are.
+    ``latent`` marks a whole linear of low rank that leads to column-parallel ones (latent attention).
     """
 
     name: str
@@ -45,6 +46,7 @@ class Weight:
     trainable: bool = True
     whole: Expr = Integer(0)
     transposed: bool = False
+    latent: bool = False
 
     @property
     def count(self) -> Expr:

@@ -59,16 +59,18 @@ def tensor_regions(kind: Kind, setting: Setting) -> Iterator[tuple[int, Region]]
 
     Routed and shared experts read one input and add up to one output, so they share one region, unless tokens leave the
     tensor ranks: with sequence parallelism an expert layer of its own group takes them as they are, one home rank each.
+    Under PyTorch one module holds both and shares the region with sequence parallelism, wherever routed experts live;
+    without it each sums its own output.
     """
-    together = not setting.experts_apart or (
+    stay = not setting.experts_apart or (
         not setting.sequence_parallel and setting.expert_tensor == setting.size("tensor")
     )
-    for number, region in enumerate(kind.regions):
-        if region.name == "experts" and not together:
-            continue
-        if region.name == "shared experts" and together:
-            continue
-        yield number, region
+    skipped = "shared experts" if stay else "experts"
+    if setting.framework == "torch" and setting.sequence_parallel:
+        skipped = "shared experts"
+    elif setting.framework == "torch" and stay:
+        skipped = ""
+    yield from ((number, region) for number, region in enumerate(kind.regions) if region.name != skipped)
 
 
 def expert_region(kind: Kind) -> int:

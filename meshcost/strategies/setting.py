@@ -152,10 +152,14 @@ class Setting:
         return self.model.tied and self.size("tensor") > 1 and self.splits_vocabulary
 
     def makes_new(self, weight: Weight) -> bool:
-        """Whether the style SequenceParallel makes a new weight of a norm: every rank has it whole and sees only a part."""
+        """Whether a plan makes a new weight of one that every rank has whole, and whose gradient is a partial sum there.
+
+        Those are norms of the style SequenceParallel, and what leads to split heads by way of latents.
+        """
         is_whole_norm = weight.group == "norm" and weight.shard is None
-        sees_part = weight.split_input or self.sequence_parallel
-        return self.size("tensor") > 1 and is_whole_norm and sees_part
+        sees_part = (weight.split_input and self.torch.tp_plan is None) or self.sequence_parallel
+        is_partial = (is_whole_norm and sees_part) or (weight.latent and self.sequence_parallel)
+        return self.size("tensor") > 1 and is_partial
 
     @property
     def wraps_flat(self) -> bool:

@@ -53,23 +53,31 @@ def module_of(weight: Weight) -> str:
     return weight.name.rpartition(".")[0]
 
 
+def is_shared_expert(weight: Weight) -> bool:
+    """Whether a weight belongs to an expert that every token goes to."""
+    return ".shared_expert" in weight.name
+
+
 def planned_modules(view: View, unit: Unit) -> set[str]:
-    """Modules of a unit for which the plan of parallelize_module has a style, which makes all their weights DTensors."""
+    """Modules of a unit for which the plan of parallelize_module has a style, which makes all their weights DTensors.
+
+    With sequence parallelism that is all of them.
+    """
     if view.mesh.size("tensor") == 1:
         return set()
-    sequence = view.setting.sequence_parallel
     return {
         module_of(weight)
         for weight in unit.held
-        if (view.is_split(weight) and weight.group != "expert")
-        or (weight.group == "norm" and (weight.split_input or sequence))
+        if view.setting.sequence_parallel
+        or (view.is_split(weight) and weight.group != "expert")
+        or is_partial(view, weight)
     }
 
 
 def partial_runs(view: View, weights: tuple[Weight, ...]) -> Iterator[tuple[Expr, int]]:
     """Yield elements and number of the weights whose gradients stay partial sums over the tensor axis, equal ones together.
 
-    Those are norms that every rank holds whole but applies to a part of the sequence, or of the heads.
+    Those are weights that every rank holds whole but applies to a part of the sequence, or of the heads.
     """
     run: tuple[Expr, int] | None = None
     for weight in weights:
@@ -86,7 +94,7 @@ def partial_runs(view: View, weights: tuple[Weight, ...]) -> Iterator[tuple[Expr
 
 
 def is_partial(view: View, weight: Weight) -> bool:
-    """Whether a weight has a gradient that is a partial sum over the tensor axis: it has the style SequenceParallel."""
+    """Whether a weight has a gradient that is a partial sum over the tensor axis."""
     return view.setting.makes_new(weight)
 
 

@@ -42,6 +42,8 @@ class TorchOptions(BaseModel):
     are single modules, the rule of ``auto_wrap_policy``. ``sharding_strategy`` of null follows the layout: FULL_SHARD, or
     SHARD_GRAD_OP where weights stay gathered after forward; with ``replicate`` the hybrid ones; NO_SHARD for ddp. Where
     ``set_requires_gradient_sync`` is ``last``, all micro-batches but the last run under no_sync.
+    ``tp_plan`` auto is the plan that Transformers has for a model, tensor parallelism alone: plain styles on linears, and
+    norms of heads whose gradients are summed in backward.
     ``fused_experts``: gate and up projections of experts are one weight, as in Transformers, or two, as in torchtitan.
     ``exchange_inside``: tokens travel within the module of the experts, so that its weights are gathered before.
     ``flat_expert_mesh``: ranks of the mesh of experts also form a mesh of one dim, over which DTensor then takes the
@@ -85,6 +87,8 @@ class TorchOptions(BaseModel):
     keep_low_precision_grads: StrictBool = False
     # parallelize_module
     prepare_module_input: StrictBool = False
+    # the plans of Transformers
+    tp_plan: Literal["auto"] | None = None
     # torch.utils.checkpoint, around each block where the job says ``recompute: full``
     early_stop: StrictBool = True
     checkpoint_saves: tuple[Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all"], ...] = ()

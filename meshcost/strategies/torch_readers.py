@@ -48,7 +48,7 @@ READERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
              "use_orig_params", "keep_low_precision_grads"),
             (FLAT,),
         ),
-        "prepare_module_input": ("tensor",),
+        **dict.fromkeys(("prepare_module_input", "tp_plan"), ("tensor",)),
         **dict.fromkeys(("early_stop", "checkpoint_saves"), ("recompute",)),
         "static_shapes": ("pipeline",),
         **dict.fromkeys(("rotate_method", "load_balance"), ("context",)),

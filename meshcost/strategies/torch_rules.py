@@ -15,6 +15,13 @@ from meshcost.torch_schedule import HALVED, LISTED, WRITTEN, refused
 SCHEDULES = (*WRITTEN, *LISTED)
 
 
+#: Families whose plan in Transformers is plain styles on the linears of attention and MLP, or of experts.
+PLANNED_FAMILIES = (
+    "cohere", "gemma", "gemma2", "gemma3_text", "glm4_moe", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe",
+    "smollm3",
+)  # fmt: skip
+
+
 def torch_problems(setting: Setting) -> Iterator[str]:
     """Say what of a layout PyTorch cannot do."""
     parallel = setting.parallel
@@ -29,11 +36,39 @@ def torch_problems(setting: Setting) -> Iterator[str]:
             yield f"parallel.{axis}: torch knows nothing of it. Leave it out."
     if setting.torch.fused and setting.torch.foreach:
         yield "torch.fused: torch.optim takes fused or foreach, not both. Leave one of them out."
+<<<<<<< HEAD
     yield from unread_options(setting)
+=======
+    if setting.torch.tp_plan is not None:
+        yield from _plan_problems(setting)
+>>>>>>> c14114a (Predict tensor parallelism of experts and latent attention as torchtitan plans it, and the plans of Transformers; what is counted at the start is summed over data ranks)
     yield from wrapper_problems(setting)
     yield from unit_problems(setting)
     yield from _reshard_problems(setting)
     yield from placement_problems(setting)
+
+
+def _plan_problems(setting: Setting) -> Iterator[str]:
+    """A plan of Transformers is what the model says: it leaves nothing else to choose."""
+    tensor, where = setting.parallel["tensor"], "torch.tp_plan: auto"
+    if setting.model.family not in PLANNED_FAMILIES:
+        yield (
+            f"{where} is not predicted for {setting.model.family}, which Transformers plans in another way or not at all. "
+            f"Leave it out; it is for {', '.join(PLANNED_FAMILIES)}."
+        )
+    if setting.model.tied:
+        yield f"{where} is not predicted for a head that shares the weight of the embedding. Leave it out."
+    if tensor.size == 1:
+        yield f"{where} splits weights over tensor ranks, and there is one. Leave it out, or set parallel.tensor.size."
+    if tensor.sequence_parallel:
+        yield f"{where} has no sequence parallelism. Write parallel.tensor.sequence_parallel: false."
+    if tensor.loss_parallel:
+        yield f"{where} collects the logits. Write parallel.tensor.loss_parallel: false."
+    if setting.torch.prepare_module_input:
+        yield f"{where} has no PrepareModuleInput. Leave torch.prepare_module_input out."
+    for axis in sorted(setting.parallel.keys() - {"tensor"}):
+        if setting.size(axis) > 1:
+            yield f"{where} is predicted for tensor parallelism alone. Leave parallel.{axis} out."
 
 
 def _pipeline_problems(setting: Setting) -> Iterator[str]:

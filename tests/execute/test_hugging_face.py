@@ -27,6 +27,8 @@ from torch import nn  # noqa: E402 - needs torch
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402 - needs torch
 from torch.distributed.fsdp import fully_shard  # noqa: E402 - needs torch
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402 - needs torch
+from transformers.distributed import DistributedConfig  # noqa: E402
+from transformers.distributed.tensor_parallel import apply_tensor_parallelism  # noqa: E402
 
 from meshcost.execute.record import record  # noqa: E402 - needs torch
 from meshcost.execute.trace_data import reduce_whole  # noqa: E402 - needs torch
@@ -37,6 +39,7 @@ pytestmark = pytest.mark.xdist_group("hugging_face")
 
 FILES = Path(__file__).parent / "data" / "hugging_face"
 RANK, WORLD, BATCH, TOKENS, STEPS = 1, 4, 2, 8, 3
+SPLIT = 2
 
 #: Small fields that most families share, and below them what each has of its own.
 COMMON = {
@@ -51,7 +54,8 @@ LATENT = {
 }  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {
     "bloom": {"n_layer": 2, "n_head": 4},
-    "cohere": {"use_qk_norm": True},
+    "cohere": {},
+    "cohere, norms of heads": {"use_qk_norm": True},
     "deepseek_v2": LATENT,
     "deepseek_v3": {**LATENT, "n_group": 2, "topk_group": 1},
     "falcon": {"new_decoder_architecture": True, "num_kv_heads": 2},
@@ -79,19 +83,38 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"num_experts": 4, "shared_expert_intermediate_size": 48, **ROUTED},
     "qwen3": {"head_dim": 16},
     "qwen3_moe": {"num_experts": 4, **ROUTED},
+    "smollm3": {},
+    "mistral": {},
 }  # fmt: skip
 OWN = ("llama", "mixtral", "gpt2")
+#: Those with a tensor plan that is predicted.
+PLANNED = [
+    "llama",
+    "mixtral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "glm4_moe",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "cohere",
+    "smollm3",
+    "mistral",
+]
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Callable[[str], Path]:
+def config(tmp_path: Path) -> Callable[..., Path]:
     """Find or write the config.json of a family."""
 
-    def find(name: str) -> Path:
+    def find(name: str, **fields: Any) -> Path:
         if name in OWN:
             return FILES / f"{name}.json"
         path = tmp_path / "config.json"
-        path.write_text(json.dumps({**COMMON, "model_type": name.partition(",")[0], **FAMILIES[name]}))
+        path.write_text(
+            json.dumps({**COMMON, "model_type": name.partition(",")[0], **FAMILIES[name], **fields})
+        )
         return path
 
     return find
@@ -128,15 +151,16 @@ def loss(model: nn.Module) -> Any:
     return model(input_ids=tokens, labels=tokens, use_cache=False).loss
 
 
-def steps(model: nn.Module) -> Recording:
+def steps(model: nn.Module, mesh: Mesh | None = None, *, clips: bool = True) -> Recording:
     """Train as people do."""
     optimizer = torch.optim.SGD(model.parameters(), foreach=False)
-    with record(Mesh({"data": WORLD})) as recorder:
+    with record(mesh or Mesh({"data": WORLD})) as recorder:
         for _ in range(STEPS):
             loss(model).backward()
-            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            if hasattr(norm, "full_tensor"):
-                norm.full_tensor()
+            if clips:
+                norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                if hasattr(norm, "full_tensor"):
+                    norm.full_tensor()
             optimizer.step()
             optimizer.zero_grad()
         return recorder.recording
@@ -171,6 +195,29 @@ def test_fully_shard_of_each_layer(
         fully_shard(model, mesh=mesh)
         recording = steps(model)
     hold(recording, job(path, "fsdp"), equal_calls)
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_tensor_parallel_by_the_plan_of_the_model(
+    name: str, config: Callable[[str], Path], equal_calls: Callable[..., None]
+):
+    path = config(name, tie_word_embeddings=False)
+    asked = Job(
+        model=str(path),
+        framework="torch",
+        parallel={"tensor": {"size": SPLIT, "loss_parallel": False}},
+        batch={"sequence": TOKENS, "micro_batch": BATCH, "global_batch": BATCH},
+        precision={"weights": "bf16"},
+        scalars={"loss": False, "gradient_norm": False},
+        torch={"tp_plan": "auto"},
+    )
+    with fake_world(RANK, SPLIT), quietly():
+        model = build(path).bfloat16()
+        plan, _, _ = model._resolve_parallel_plans(DistributedConfig(tp_size=SPLIT))
+        mesh = init_device_mesh("cpu", (SPLIT,), mesh_dim_names=("tensor",))
+        apply_tensor_parallelism(model, mesh, plan)
+        recording = steps(model, Mesh({"tensor": SPLIT}), clips=False)
+    hold(recording, asked, equal_calls)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gpt_oss", "qwen2_moe"])

@@ -1,6 +1,8 @@
 """DeepSeek V2 and V3: latent attention, dense blocks first, then routed ones with shared experts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from sympy import Expr
 
 from meshcost.models.fields import Fields
 from meshcost.models.model import Attention, Kind, Model, Region, Weight
@@ -66,17 +68,21 @@ def _sizes(fields: Fields, defaults: Defaults) -> Dims:
     return dims
 
 
+def _latent(name: str, rank: Expr, bias: bool) -> Weights:
+    return tuple(replace(weight, latent=True) for weight in whole(name, rank, h, bias))
+
+
 def _attention(dims: Dims, bias: bool) -> Weights:
     queries = column("self_attn.q_proj", a * (d_nope + d_rope), h)
     if r_q in dims:
         queries = (
-            *whole("self_attn.q_a_proj", r_q, h, bias),
+            *_latent("self_attn.q_a_proj", r_q, bias),
             Weight("self_attn.q_a_layernorm.weight", (r_q,), "norm"),
             *column("self_attn.q_b_proj", a * (d_nope + d_rope), r_q),
         )
     return (
         *queries,
-        *whole("self_attn.kv_a_proj_with_mqa", r_kv + d_rope, h, bias),
+        *_latent("self_attn.kv_a_proj_with_mqa", r_kv + d_rope, bias),
         Weight("self_attn.kv_a_layernorm.weight", (r_kv,), "norm"),
         *column("self_attn.kv_b_proj", a * (d_nope + d_v), r_kv),
         *row("self_attn.o_proj", h, a * d_v, bias),

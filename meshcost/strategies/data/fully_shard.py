@@ -12,7 +12,7 @@ from meshcost.sharding import Inside, ShardGroup, Sharding
 from meshcost.strategies.data.flat_parameter import flat_rules, reshards, trained_together
 from meshcost.strategies.data.options import SHARDS_WEIGHTS, syncs_every
 from meshcost.strategies.data.placed import TIED_HEAD, Placed, Units, placed_weights
-from meshcost.strategies.regions import INSIDE
+from meshcost.strategies.regions import ENTER, INSIDE, LEAVE
 from meshcost.strategies.setting import Setting
 from meshcost.strategies.torch_options import BLOCKS, Unit
 from meshcost.strategies.torch_units import unit_modules
@@ -239,9 +239,11 @@ def _inside(setting: Setting, members: Sequence[Placed], stage: Sequence[Placed]
     for number, region in enumerate(kind.regions):
         if _works_in(region.name, members):
             experts = all(x.weight.group == "expert" for x in members)
-            if experts and not setting.torch.exchange_inside:
-                return (0, number, INSIDE), (0, number, INSIDE + 1)
-            return (0, number), (0, number, 99)
+            if not experts:
+                return (0, number), (0, number, 99)
+            if setting.torch.exchange_inside:
+                return (0, number, ENTER + 1), (0, number, LEAVE - 1)
+            return (0, number, INSIDE), (0, number, INSIDE + 1)
     return None
 
 
@@ -252,11 +254,18 @@ def _inside_backward(setting: Setting, members: Sequence[Placed], inside: Inside
     """
     if inside is None:
         return None
-    (_, number, *moment), _ = inside
-    kind = next(kind for kind in setting.model.kinds if kind.name == _kind(members[0].label))
-    early = moment and number == len(kind.regions) - 1 and setting.recompute == "full"
-    low = (-1, 99) if early else (1, -number, *moment)
-    return low, (1, -number, *[x + 1 for x in moment]) if moment else (1, -number, 99)
+    (_, number, *first), (_, _, last) = inside
+    if not first:
+        return (1, -number), (1, -number, 99)
+    low: tuple[int, ...] = (1, -number, ENTER + LEAVE - last)
+    if setting.recompute == "full":
+        kind = next(kind for kind in setting.model.kinds if kind.name == _kind(members[0].label))
+        if setting.torch.exchange_inside:
+            # They are noticed as they are entered again.
+            low = inside[0]
+        elif number == len(kind.regions) - 1:
+            low = (-1, 99)
+    return low, (1, -number, ENTER + LEAVE - first[0])
 
 
 def _works_in(region: str, members: Sequence[Placed]) -> bool:

@@ -2,12 +2,14 @@
 
 Calls    all_to_all of 8 B for each expert (how many tokens will come), all_to_all to the experts (dispatch) and all_to_all
          back (combine), forward; the last two backward
+         expert_tensor > 1 with sequence parallelism: all_reduce of the gradient of all tokens over it, backward
 Sends    4 T k h (e - 1) / e   elements per block with experts, rank and micro-batch, where experts divide T k
 Assumes  every expert takes equally many tokens of a rank, rounded up; tokens travel in the data type they are computed in
 Source   torch.distributed.all_to_all_single; torch.utils.checkpoint (torch 2.13)
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from sympy import Expr, Integer, Mul, ceiling
@@ -17,13 +19,13 @@ from meshcost.event import Event
 from meshcost.formula import value
 from meshcost.strategies.expert.options import ExpertParallel
 from meshcost.strategies.regions import BACKWARD, RECOMPUTE, Pass, expert_region, passes
-from meshcost.strategies.torch_layout import computed_in, gradients_from, is_trained
+from meshcost.strategies.torch_layout import computed_in, gradients_from, is_shared_expert, is_trained
 from meshcost.strategies.view import Draft, Unit, View
 
 _AXES = ("expert",)
 
 #: Moments within the region of the experts.
-_COUNTS, _DISPATCH, _COMBINE = 1, 2, 8
+_COUNTS, _DISPATCH, _COMBINE = 3, 4, 7
 
 
 class Moment(NamedTuple):
@@ -74,14 +76,16 @@ def _backward(expert: ExpertParallel, view: View, at: Moment) -> Iterator[Event]
     yield from view.call(back, at.unit, order=place, from_layer=leave)
     there = _tokens(expert, view, at, "combine: return to each token the gradient of its input")
     yield from view.call(there, at.unit, order=at.order(_DISPATCH), from_layer=entry)
+    if view.setting.sequence_parallel:
+        why = "sum the gradient of the tokens of an expert split over ranks"
+        parts = replace(there, op="all_reduce", axes=("expert_tensor",), why=why)
+        yield from view.call(parts, at.unit, order=(*at.order(_DISPATCH), 1), from_layer=entry)
 
 
 def _gradients_from(view: View, unit: Unit) -> tuple[int, int]:
     """First blocks in which what experts take, and what they make, needs a gradient."""
     experts = [weight for weight in unit.held if weight.group == "expert"]
-    before = [
-        weight for weight in unit.held if weight.group != "expert" and ".shared_expert" not in weight.name
-    ]
+    before = [weight for weight in unit.held if weight.group != "expert" and not is_shared_expert(weight)]
     entry = 0 if any(is_trained(view, weight) for weight in before) else gradients_from(view)
     return entry, 0 if any(is_trained(view, weight) for weight in experts) else entry
 

@@ -16,8 +16,9 @@ class Scalars(Options):
     """Numbers that a step adds up over ranks. The norm and the loss, of four bytes each, are on unless switched off.
 
     ``at_start`` and ``at_end`` are what a training loop counts and reports besides: for each of them its data type, or
-    data type and how many (``[fp32, 40]``: tokens of 40 experts). They are added up over the ranks that share the
-    batch, one call each.
+    data type and how many (``[fp32, 40]``: tokens of 40 experts). What is counted at the start is added up over the
+    ranks that read different sequences (data), before context parallelism cuts these; what is reported at the end, over all
+    ranks that computed different tokens. One call each.
     """
 
     gradient_norm: bool = True

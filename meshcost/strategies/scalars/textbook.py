@@ -39,21 +39,20 @@ def events(scalars: Scalars, view: View) -> Iterator[Event]:
 
 def reported(scalars: Scalars, view: View) -> Iterator[Event]:
     """Yield the numbers that a training loop adds up before its first micro-batch and after its update."""
+    everywhere = tuple(range(view.mesh.stages))
     for number, told in enumerate(scalars.at_start):
-        yield from _reported(
-            view, told, "forward", "count before the first micro-batch", Site(BEGIN, (number,))
-        )
+        draft = _reported(told, ("data", "replicate"), "forward", "count before the first micro-batch")
+        yield from view.at(draft, Integer(1), Site(BEGIN, (number,)), everywhere, view.values)
     for number, told in enumerate(scalars.at_end):
-        yield from _reported(
-            view, told, "optimizer", "report at the end of the step", Site(REPORT, (number,))
+        draft = _reported(
+            told, ("data", "context", "replicate"), "optimizer", "report at the end of the step"
         )
+        yield from view.at(draft, Integer(1), Site(REPORT, (number,)), everywhere, view.values)
 
 
-def _reported(view: View, told: Reported, phase: Phase, why: str, site: Site) -> Iterator[Event]:
+def _reported(told: Reported, axes: tuple[str, ...], phase: Phase, why: str) -> Draft:
     dtype, count = (told, 1) if isinstance(told, str) else told
-    payload = Integer(count * int(DTYPE_BYTES[dtype]))
-    draft = Draft("scalars", "all_reduce", ("data", "context", "replicate"), phase, payload, dtype, why)
-    yield from view.at(draft, Integer(1), site, tuple(range(view.mesh.stages)), view.values)
+    return Draft("scalars", "all_reduce", axes, phase, Integer(count * int(DTYPE_BYTES[dtype])), dtype, why)
 
 
 def _norm(view: View, stage: Stage, axes: tuple[str, ...], what: str) -> Iterator[Event]:

@@ -73,13 +73,16 @@ def _norms(view: View, stage: Stage) -> Iterator[Event]:
         for dims, number in _meshes(view, unit).items():
             numbers.setdefault(dims, []).append(unit.blocks * number)
     dtype, size = stored_in(view)
-    if view.setting.torch.flat_expert_mesh:
-        # Who makes such a mesh, torchtitan, also takes the norm of experts before that of all others.
-        numbers = dict(sorted(numbers.items(), key=lambda item: ("expert_data", "expert") not in item[0]))
+    # Who deals experts out, torchtitan, takes their norm before that of all others.
+    numbers = dict(sorted(numbers.items(), key=lambda item: not _is_of_experts(item[0])))
     for place, (dims, found) in enumerate(numbers.items()):
         for dim, axes in enumerate(dims):
             draft = _draft(axes, "optimizer", size * Add(*found), "add up the norms of all gradients", dtype)
             yield from view.once(draft, stage, order=(0, place, dim))
+
+
+def _is_of_experts(dims: Dims) -> bool:
+    return any(axis.startswith("expert") for axes in dims for axis in axes)
 
 
 def _flat_norm(view: View, stage: Stage) -> Iterator[Event]:
@@ -105,7 +108,7 @@ def _meshes(view: View, unit: Unit) -> dict[Dims, int]:
 def _mesh(view: View, weight: Weight, *, is_planned: bool) -> Dims:
     """Axes along which a weight is a part of the whole, or lies beside parts on the same device mesh."""
     if weight.group == "expert" and view.setting.experts_apart:
-        dims: Dims = (("expert_data",), ("expert",))
+        dims: Dims = (("expert_data",), ("expert",), ("expert_tensor",))
         if view.setting.torch.flat_expert_mesh and shards_weights(view):
             return (("expert_data", "expert"),)
     elif replicates(view):

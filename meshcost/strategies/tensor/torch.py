@@ -3,13 +3,18 @@
 Calls    without sequence parallelism, per region (attention, MLP): all_reduce A forward; backward one all_reduce A for each
          column-parallel linear, or one for all of them with PrepareModuleInput
          with it: all_gather A, reduce_scatter A forward; all_gather A, reduce_scatter A backward
+         experts split over the axis: all_reduce of the gradient of all their tokens, backward; without sequence parallelism
+         also of that of the weights that each token gives them
          embedding, head and loss: all_reduce A forward, all_reduce A backward, 3 all_reduce of 4 B per token
          gradients of norms that stay partial sums: all_reduce of each weight, whenever something reads it
 Sends    14 b s h (t - 1) / t   elements per block, rank and micro-batch, ring, for five column-parallel linears
-Assumes  Colwise and Rowwise styles on linears, SequenceParallel on norms; checkpointing of whole blocks without reentry
-Source   torch.distributed.tensor.parallel, torch.utils.checkpoint, torch.optim (torch 2.13)
+Assumes  Colwise and Rowwise styles on linears, SequenceParallel on norms; checkpointing of whole blocks without reentry;
+         latents and experts as torchtitan v0.2.2 plans them with sequence parallelism, experts without it as Transformers
+Source   torch.distributed.tensor.parallel, torch.utils.checkpoint, torch.optim (torch 2.13); torchtitan v0.2.2;
+         transformers.distributed.tensor_parallel (5.24)
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -29,7 +34,9 @@ from meshcost.strategies.torch_layout import (
     is_column,
     is_partial,
     is_row,
+    is_shared_expert,
     is_trained,
+    module_of,
     partial_name,
     partial_runs,
     replicates,
@@ -50,15 +57,23 @@ _AT_ONCE = (-1,)
 _READS = {"Adam": 3, "AdamW": 3, "SGD": 1}
 
 
-class Border(NamedTuple):
-    """One region of a block: widths per token of what its column-parallel linears read, and what gradients it passes on.
+#: Families whose models cast the weights that a token gives its experts to the data type of tokens; others keep fp32.
+_ROUTES_AS_COMPUTED = ("olmoe", "qwen2_moe", "qwen3_moe")
 
-    ``entry`` and ``exit`` are the first layers in which what enters the region, and what leaves it, needs a gradient.
+
+class Border(NamedTuple):
+    """One region of a block: widths per token of what enters it, and what gradients it passes on.
+
+    ``inputs`` are those of the activations, ``columns`` the column-parallel linears that read them, ``rows`` the number
+    of row-parallel ones that end in it: two where attention and MLP work beside each other. ``entry`` and ``exit`` are
+    the first layers in which what enters the region, and what leaves it, needs a gradient.
     """
 
     number: int
     region: Region
-    widths: tuple[Expr, ...]
+    inputs: tuple[Expr, ...]
+    columns: tuple[Weight, ...]
+    rows: int
     entry: int
     exit: int
     is_last: bool
@@ -96,24 +111,30 @@ def _borders(view: View, kind: Kind) -> Iterator[Border]:
     for place, ((number, region), stretch) in enumerate(zip(regions, stretches, strict=True)):
         trains = trains or any(is_trained(view, weight) for weight in norms[place : place + 1])
         entry = 0 if trains else first
-        widths = tuple(w.shape[0 if w.transposed else 1] for w in stretch if is_column(w))
+        # Latents are made of what enters, within the region.
+        inputs = (sym.h,) if any(weight.latent for weight in stretch) else region.inputs
+        columns = tuple(weight for weight in stretch if is_column(weight))
         trains = trains or any(is_trained(view, weight) for weight in stretch)
         leave = 0 if trains else first
-        yield Border(number, region, widths or region.inputs, entry, leave, place == len(regions) - 1)
+        rows = max(sum(map(is_row, stretch)) if region.name != "experts" else 1, 1)
+        yield Border(number, region, inputs, columns, rows, entry, leave, place == len(regions) - 1)
 
 
 def _stretches(view: View, kind: Kind, regions: list[Region]) -> list[list[Weight]]:
     """Weights of each region: a row-parallel linear is the last of one. Experts are a region by themselves."""
     found: list[list[Weight]] = [[] for _ in regions]
-    linear = [at for at, region in enumerate(regions) if region.name != "experts"]
-    at = iter(linear)
-    place = next(at, None)
+    names = [region.name for region in regions]
+    apart = ("experts", "shared experts")
+    shared = next((names.index(name) for name in reversed(apart) if name in names), 0)
+    linear = iter([at for at, name in enumerate(names) if name not in apart])
+    place = next(linear, None)
     for weight in kind.weights:
-        if place is None or weight.group != "block":
-            continue
-        found[place].append(weight)
-        if is_row(weight):
-            place = next(at, place)
+        if is_shared_expert(weight):
+            found[shared].append(weight)
+        elif place is not None and weight.group == "block":
+            found[place].append(weight)
+            if is_row(weight):
+                place = next(linear, place)
     return found
 
 
@@ -128,7 +149,7 @@ def _region(view: View, unit: Unit, border: Border, step: Pass) -> Iterator[Even
         return
     name = border.region.name
     if view.setting.sequence_parallel:
-        for width in dict.fromkeys(border.region.inputs):
+        for width in dict.fromkeys(border.inputs):
             why = f"collect the input of {name}{step.note}"
             draft = _activations(view, "all_gather", width, step.phase, why)
             yield from _unless_saved(view, unit, step, draft, enter)
@@ -136,15 +157,15 @@ def _region(view: View, unit: Unit, border: Border, step: Pass) -> Iterator[Even
         # Recomputation stops once the last input that backward needs is there, which is before this sum.
         return
     out = _sum(view, border.region.output, step, f"output of {name}")
-    yield from _unless_saved(view, unit, step, out, leave)
+    yield from _unless_saved(view, unit, step, out, leave, border.rows)
 
 
 def _unless_saved(
-    view: View, unit: Unit, step: Pass, draft: Draft, order: tuple[int, ...]
+    view: View, unit: Unit, step: Pass, draft: Draft, order: tuple[int, ...], repeat: int = 1
 ) -> Iterator[Event]:
     """Place a draft, unless it would be computed again and its result was saved."""
     if not (step is RECOMPUTE and draft.op in view.setting.torch.checkpoint_saves):
-        yield from view.call(draft, unit, order=order)
+        yield from view.call(draft, unit, order=order, repeat=repeat)
 
 
 def _split_again(view: View, unit: Unit, border: Border, order: tuple[int, ...]) -> Iterator[Event]:
@@ -157,13 +178,78 @@ def _split_again(view: View, unit: Unit, border: Border, order: tuple[int, ...])
 
 def _gradients(view: View, unit: Unit, border: Border, order: tuple[int, ...]) -> Iterator[Event]:
     """Gradients of what column-parallel linears read: of each alone, or summed where one module prepares it for all."""
-    is_prepared = view.setting.sequence_parallel or view.setting.torch.prepare_module_input
-    widths = tuple(dict.fromkeys(border.region.inputs)) if is_prepared else border.widths
-    what = f"input of {border.region.name}" + ("" if is_prepared else ", of one linear each")
-    for width in dict.fromkeys(widths):
-        draft = _sum(view, width, BACKWARD, what)
-        times = widths.count(width)
-        yield from view.call(draft, unit, order=order, repeat=times, from_layer=border.entry)
+    if border.region.name == "experts":
+        yield from _gradients_of_experts(view, unit, border, order)
+        return
+    name = border.region.name
+    if view.setting.sequence_parallel or view.setting.torch.prepare_module_input:
+        for width in dict.fromkeys(border.inputs):
+            draft = _sum(view, width, BACKWARD, f"input of {name}")
+            times = border.inputs.count(width)
+            yield from view.call(draft, unit, order=order, repeat=times, from_layer=border.entry)
+        return
+    yield from _gradients_of_columns(view, unit, border, order)
+
+
+def _gradients_of_columns(view: View, unit: Unit, border: Border, order: tuple[int, ...]) -> Iterator[Event]:
+    """Each linear sums the gradient of its input, the last first; so does a norm after it, by tp_plan: auto."""
+    if view.setting.torch.tp_plan is not None and any(weight.split_input for weight in unit.held):
+        yield from _gradients_of_heads(view, unit, border, order)
+        return
+    what = f"sum the gradient of the input of {border.region.name}, of one linear each"
+    for width, number in Counter(_width(weight) for weight in border.columns).items():
+        draft = _activations(view, "all_reduce", width, "backward", what)
+        yield from view.call(draft, unit, order=order, repeat=number, from_layer=border.entry)
+
+
+def _gradients_of_heads(view: View, unit: Unit, border: Border, order: tuple[int, ...]) -> Iterator[Event]:
+    """A norm of heads sums its gradient when that arrives: among those of what linears read."""
+    dtype, size = computed_in(view)
+    for number, weight in enumerate(reversed(_as_used(unit, border.columns))):
+        place = (*order, number)
+        if is_column(weight):
+            what = f"sum the gradient of the input of {border.region.name}, of one linear each"
+            draft = _activations(view, "all_reduce", _width(weight), "backward", what)
+            yield from view.call(draft, unit, order=place, from_layer=border.entry)
+        elif weight.trainable:
+            why = "sum the gradient of a norm of heads"
+            draft = Draft("tensor", "all_reduce", _AXES, "backward", weight.count * size, dtype, why)
+            yield from view.call(draft, unit, order=place)
+
+
+def _as_used(unit: Unit, columns: tuple[Weight, ...]) -> list[Weight]:
+    """Column-parallel linears and the norms of heads that follow them, each on its own or after all of them."""
+    norms = {module_of(w).removesuffix("norm"): w for w in unit.held if w.split_input and w.group == "norm"}
+    pairs = ((linear, norms.get(module_of(linear).removesuffix("proj"))) for linear in columns)
+    used = [weight for pair in pairs for weight in pair if weight is not None]
+    told = unit.kind.use_order if unit.kind is not None else ()
+    slots = {module: number for number, module in enumerate(told)}
+    return sorted(used, key=lambda weight: slots.get(module_of(weight).rpartition(".")[2], len(slots)))
+
+
+def _gradients_of_experts(view: View, unit: Unit, border: Border, order: tuple[int, ...]) -> Iterator[Event]:
+    """Each rank has a part of every expert: it takes tokens as plain tensors, and passes on a part of their gradient."""
+    sequence = view.setting.sequence_parallel
+    if sequence:
+        # Shared experts come last in the module, so first in its backward; what enters the module is whole again after.
+        first = (*BACKWARD.order(border.number, BACKWARD.first), 1)
+        yield from _gradients_of_columns(view, unit, border, first)
+    if view.setting.experts_apart:
+        return
+    slots = sym.T * (sym.k if sequence else 1)
+    if not sequence:
+        why = "sum the gradient of the weights that a token gives its experts"
+        dtype, size = computed_in(view) if view.setting.model.family in _ROUTES_AS_COMPUTED else ("fp32", 4)
+        routing = Draft("tensor", "all_reduce", _AXES, "backward", sym.T * sym.k * size, dtype, why)
+        yield from view.call(routing, unit, order=(*order, 0), from_layer=border.entry)
+    dtype, size = computed_in(view)
+    why = "sum the gradient of the tokens of experts split over ranks"
+    draft = Draft("tensor", "all_reduce", _AXES, "backward", slots * sym.h * size, dtype, why)
+    yield from view.call(draft, unit, order=(*order, 1), from_layer=border.entry)
+
+
+def _width(linear: Weight) -> Expr:
+    return linear.shape[0 if linear.transposed else 1]
 
 
 def _sum(view: View, width: Expr, step: Pass, what: str) -> Draft:
