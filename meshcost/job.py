@@ -243,6 +243,10 @@ class Job(Options):
         if self.framework == "textbook" and self.torch.model_fields_set:
             told.append("torch: its options change nothing here: they hold under framework: torch.")
         cuts_each_weight = self.parallel.data.strategy in SHARDS_WEIGHTS and not self.setting.wraps_flat
+        if self.framework == "torch":
+            from meshcost.strategies.torch_readers import unread_options
+
+            told += unread_options(self.setting)
         if self.framework == "torch" and cuts_each_weight:
             from meshcost.strategies.data.padding import surprises
 

@@ -1,6 +1,7 @@
 """Who reads which option of torch: one table, which ``docs/torch.md`` shows and a job is held against.
 
-An option that the job's own wrapper does not read would change nothing, which is refused rather than left unsaid.
+An option that the job's own wrapper does not read changes nothing, which is said and not refused: one set of options may
+serve jobs that are wrapped in different ways.
 """
 
 from collections.abc import Iterator, Mapping
@@ -82,6 +83,6 @@ def unread_options(setting: Setting) -> Iterator[str]:
         if others and not set(others) & set(mine) and getattr(setting.torch, name) != default:
             asked = " or ".join(_ASKED_BY[other] for other in others)
             yield (
-                f"torch.{name}: only {' and '.join(others)} {'read' if len(others) > 1 else 'reads'} it, and this job uses "
-                f"{' with '.join(mine)}. Leave it out, or choose {asked}."
+                f"torch.{name} changes nothing: only {' and '.join(others)} {'read' if len(others) > 1 else 'reads'} it "
+                f"({asked}), and this job uses {' with '.join(mine)}."
             )

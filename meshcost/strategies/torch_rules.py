@@ -8,7 +8,6 @@ from meshcost.strategies.data.options import SHARDS_WEIGHTS
 from meshcost.strategies.data.padding import placement_problems
 from meshcost.strategies.data.unit_rules import unit_problems
 from meshcost.strategies.setting import Setting, divisors, one_of
-from meshcost.strategies.torch_readers import unread_options
 from meshcost.torch_schedule import HALVED, LISTED, WRITTEN, refused
 
 #: Schedules of torch.distributed.pipelining, by the names that they have here.
@@ -36,12 +35,8 @@ def torch_problems(setting: Setting) -> Iterator[str]:
             yield f"parallel.{axis}: torch knows nothing of it. Leave it out."
     if setting.torch.fused and setting.torch.foreach:
         yield "torch.fused: torch.optim takes fused or foreach, not both. Leave one of them out."
-<<<<<<< HEAD
-    yield from unread_options(setting)
-=======
     if setting.torch.tp_plan is not None:
         yield from _plan_problems(setting)
->>>>>>> c14114a (Predict tensor parallelism of experts and latent attention as torchtitan plans it, and the plans of Transformers; what is counted at the start is summed over data ranks)
     yield from wrapper_problems(setting)
     yield from unit_problems(setting)
     yield from _reshard_problems(setting)

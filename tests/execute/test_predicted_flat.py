@@ -117,13 +117,6 @@ def test_a_prediction_is_what_torch_calls(name: str, equal_calls: Callable[..., 
 
 #: What is wrong with a job, and how the sentence begins that says so.
 REFUSED: dict[str, dict[str, Any]] = {
-    "torch.prefetch: only fully_shard reads it, and this job uses FullyShardedDataParallel": {
-        "prefetch": "next_unit"
-    },
-    "torch.use_orig_params: only FullyShardedDataParallel reads it, and this job uses fully_shard": {
-        "wrapper": "fully_shard",
-        **ORIGINAL,
-    },
     "torch.sharding_strategy: NO_SHARD is not fsdp": {"sharding_strategy": "NO_SHARD"},
     "torch.sharding_strategy: FULL_SHARD is not ddp": {"data": DDP, "sharding_strategy": "FULL_SHARD"},
     "torch.sharding_strategy: parallel.data": {"data": KEPT, "sharding_strategy": "FULL_SHARD"},

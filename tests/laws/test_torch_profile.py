@@ -58,24 +58,6 @@ def test_json_is_the_identity(drawn: Job):
             "3 does not divide the 8 ranks",
         ),
         (
-            {"data": 8},
-            {"units": ["blocks", "head"]},
-            "torch.units: only fully_shard and FullyShardedDataParallel read it, and this job uses DistributedDataParallel. "
-            "Leave it out, or choose strategy: fsdp or zero3",
-        ),
-        (
-            SHARDS,
-            {"bucket_cap_mb": 2},
-            "torch.bucket_cap_mb: only DistributedDataParallel reads it, and this job uses fully_shard. Leave it out, or "
-            "choose strategy: ddp or zero1.",
-        ),
-        ({"data": 8}, {"parameters_as_bucket_view": True}, "or choose strategy: zero1."),
-        (
-            {"data": {"strategy": "zero1", "size": 8}},
-            {"keep_last_unit": True},
-            "uses DistributedDataParallel with ZeroRedundancyOptimizer.",
-        ),
-        (
             {"data": {**SHARDS["data"], "reshard_after_forward": True}},
             {"reshard_after_forward": False},
             "torch.reshard_after_forward: parallel.data.reshard_after_forward says otherwise.",
@@ -112,6 +94,50 @@ def test_what_torch_cannot_do_is_refused(
             torch=torch,
             batch={"sequence": 8192, "global_batch": 16},
         )
+
+
+@pytest.mark.parametrize(
+    ("parallel", "torch", "sentence"),
+    [
+        (
+            {"data": 8},
+            {"units": ["blocks", "head"]},
+            "torch.units changes nothing: only fully_shard and FullyShardedDataParallel read it (strategy: fsdp or zero3 or "
+            "wrapper: FullyShardedDataParallel), and this job uses DistributedDataParallel.",
+        ),
+        (
+            SHARDS,
+            {"bucket_cap_mb": 2},
+            "torch.bucket_cap_mb changes nothing: only DistributedDataParallel reads it (strategy: ddp or zero1), and this "
+            "job uses fully_shard.",
+        ),
+        (
+            {"data": {"strategy": "zero1", "size": 8}},
+            {"keep_last_unit": True},
+            "torch.keep_last_unit changes nothing: only fully_shard reads it (strategy: fsdp or zero3), and this job uses "
+            "DistributedDataParallel with ZeroRedundancyOptimizer.",
+        ),
+        (
+            SHARDS,
+            {"use_orig_params": True},
+            "torch.use_orig_params changes nothing: only FullyShardedDataParallel reads it (wrapper: "
+            "FullyShardedDataParallel), and this job uses fully_shard.",
+        ),
+    ],
+)
+def test_an_option_that_nobody_reads_is_named_and_changes_nothing(
+    parallel: dict[str, object], torch: dict[str, object], sentence: str
+):
+    fields = {
+        "model": "llama-3.2-1b",
+        "framework": "torch",
+        "parallel": parallel,
+        "batch": {"sequence": 8192, "global_batch": 16},
+    }
+    with_it, without = Job(**fields, torch=torch), Job(**fields)
+    assert sentence in with_it.warnings
+    assert sentence not in without.warnings
+    assert list(analyze(with_it).calls(1)) == list(analyze(without).calls(1))
 
 
 def test_a_power_of_a_sum_is_read_but_no_power_of_a_power():
