@@ -46,7 +46,6 @@ from meshcost.strategies import (
     View,
     events,
 )
-from meshcost.strategies.data.options import SHARDS_WEIGHTS
 from meshcost.strategies.expert.options import routed_experts
 from meshcost.strategies.numbers import numbers
 from meshcost.strategies.setting import Size
@@ -238,28 +237,9 @@ class Job(Options):
     @property
     def warnings(self) -> tuple[str, ...]:
         """What can be done, but is hardly meant."""
-        told = [x for strategy in self.setting.parallel.values() for x in strategy.warnings()]
-        told += self._out_of_model()
-        if self.framework == "textbook" and self.torch.model_fields_set:
-            told.append("torch: its options change nothing here: they hold under framework: torch.")
-        cuts_each_weight = self.parallel.data.strategy in SHARDS_WEIGHTS and not self.setting.wraps_flat
-        if self.framework == "torch":
-            from meshcost.strategies.torch_readers import unread_options
+        from meshcost.strategies.warnings import warnings
 
-            told += unread_options(self.setting)
-        if self.framework == "torch" and cuts_each_weight:
-            from meshcost.strategies.data.padding import surprises
-
-            told += surprises(View(self.setting, self.mesh, self.program, self.values))
-        return tuple(told)
-
-    def _out_of_model(self) -> Iterator[str]:
-        model, length = self.setting.model, self.batch.sequence
-        positions = model.dims.get(sym.s_max)
-        if positions is not None and length > positions:
-            yield f"batch.sequence: {model.name} has no position for the {length - positions:,} tokens after {positions:,}."
-        if self.framework == "textbook" and not any(weight.trainable for weight in model.distinct):
-            yield "freeze: no weight is left to train, yet a backward pass is billed."
+        return tuple(warnings(View(self.setting, self.mesh, self.program, self.values)))
 
     def in_one_dtype(self) -> "Job":
         """The same job with everything in the data type of its weights, as formulas in papers count elements."""

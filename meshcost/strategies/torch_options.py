@@ -47,8 +47,8 @@ class TorchOptions(BaseModel):
     ``fused_experts``: gate and up projections of experts are one weight, as in Transformers, or two, as in torchtitan.
     ``exchange_inside``: tokens travel within the module of the experts, so that its weights are gathered before.
     ``flat_expert_mesh``: ranks of the mesh of experts also form a mesh of one dim, over which DTensor then takes the
-    norm of their gradients in one call (torchtitan without tensor parallelism). ``checkpoint_saves`` lists operations
-    whose results a selective policy saves, so that they are not repeated.
+    norm of their gradients in one call (torchtitan without tensor parallelism and replicas). ``checkpoint_saves`` lists
+    operations whose results a selective policy saves, so that they are not repeated.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
