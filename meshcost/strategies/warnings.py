@@ -29,5 +29,5 @@ def _out_of_model(setting: Setting) -> Iterator[str]:
     positions = model.dims.get(sym.s_max)
     if positions is not None and length > positions:
         yield f"batch.sequence: {model.name} has no position for the {length - positions:,} tokens after {positions:,}."
-    if setting.framework == "textbook" and not any(weight.trainable for weight in model.weights()):
+    if setting.framework == "textbook" and not any(weight.trainable for weight in model.distinct):
         yield "freeze: no weight is left to train, yet a backward pass is billed."
