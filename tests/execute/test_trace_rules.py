@@ -50,7 +50,7 @@ def test_what_can_be_traced_has_no_problem():
         (DENSE, {"parallel": {"pipeline": {"size": 2, "schedule": "zb_h1"}}}, "torch has no zb_h1. Choose"),
         (DENSE, {"parallel": {"context": {"size": 2, "method": "ulysses"}}}, "torch has no ulysses. Choose"),
         (EXPERTS, {"parallel": {"data": 2, "tensor": 2, "expert": 2}}, "size: 2 would split experts, .* Choose 1"),
-        (LATENT, {"parallel": {"tensor": 2}}, "would split self_attn.kv_a_proj_with_mqa.weight, .* Choose 1"),
+        (LATENT, {"parallel": {"tensor": 2}}, "would split self_attn.q_a_proj.weight, .* Choose 1"),
         ("bert-large", {}, "model: trace has no PyTorch model of the family bert. Choose one of .*llama"),
         (DENSE, {"torch": {"comm_hook": "fp16_compress_hook"}}, "torch.comm_hook: .* Leave it out"),
         (DENSE, {"torch": {"static_graph": True}}, "torch.static_graph: .* Leave it out"),
