@@ -15,7 +15,7 @@ export OMP_NUM_THREADS ?= 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types fmt bench clean
+.PHONY: help demo test lint types pytest fmt bench clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
@@ -24,7 +24,10 @@ demo: $(VENV)/.demo  ## print the bill of one training step of Llama 3.1 70B (ne
 	@$(BIN)/meshcost analyze examples/llama-3.1-70b.yaml
 	@echo "The command is $(BIN)/meshcost; $(BIN)/meshcost --help lists what it can do."
 
-test: lint types  ## lint, types and all tests: what CI runs
+test: lint  ## lint, types and all tests: what CI runs
+	@$(MAKE) --no-print-directory -j2 types pytest
+
+pytest: $(VENV)/.test
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup
 
 lint: $(VENV)/.test  ## style, format and the direction of imports

@@ -54,7 +54,8 @@ def predict(case, position):
     return replace(right, sent_payload=5000) if case in PARTS["mispredicted"] else right
 
 
-@pytest.fixture(scope="module")
+# For the session: tests of other modules may come in between.
+@pytest.fixture(scope="session")
 def measured():
     """The rows of each part."""
     rows, by_case = [], {}

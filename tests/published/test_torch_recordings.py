@@ -15,7 +15,6 @@ import pytest
 from meshcost.execute.recording import SETUP, Recording
 from meshcost.execute.recording_truth import read_truth
 from meshcost.job import Job, analyze
-from meshcost.ledger import Ledger
 
 FILE = json.loads((Path(__file__).parent / "torch_recordings.json").read_text())
 NAMES = list(FILE["recordings"])
@@ -51,9 +50,8 @@ def test_every_call_is_predicted(name: str, equal_calls: Callable[..., None]):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_counts_are_those_of_the_calls_and_survive_json(name: str):
+def test_counts_are_those_of_the_calls(name: str):
     ledger = analyze(job_of(name, last_step(name)))
-    assert Ledger.from_dict(json.loads(json.dumps(ledger.to_dict()))).to_dict() == ledger.to_dict()
     for rank in recorded(name):
         stage = ledger.mesh.stage(rank)
         counted = sum(event.calls for event in ledger if stage in event.stages)
