@@ -22,11 +22,12 @@ class ShardGroup:
     """One group: its kind, the units of its stage from ``enter`` to ``leave`` in which it is used, and its rules.
 
     ``inside`` names the events of a unit, by their orders forward, that happen within a group that is only a part of
-    the unit, and ``inside_backward`` those backward. ``reshards`` says whether its weights are let go after forward;
-    ``part`` how many ranks keep them among them then (0: all). ``scatters``: it has gradients. ``takes_gradient``: what
-    enters it needs a gradient, so that torch notices the end of its backward; ``gives_gradient``: what leaves it does.
-    ``early``: it is used up before the rest of its unit, as a norm before the head. ``forward_prefetch`` and
-    ``backward_prefetch`` are places of groups that it was told to gather in advance.
+    the unit, and ``inside_backward`` those backward; after ``again`` it is entered to be computed again before that.
+    ``reshards`` says whether its weights are let go after forward; ``part`` how many ranks keep them among them then
+    (0: all). ``scatters``: it has gradients. ``takes_gradient``: what enters it needs a gradient, so that torch notices
+    the end of its backward; ``gives_gradient``: what leaves it does. ``early``: it is used up before the rest of its
+    unit, as a norm before the head. ``forward_prefetch`` and ``backward_prefetch`` are places of groups that it was told
+    to gather in advance.
     """
 
     name: str
@@ -35,6 +36,7 @@ class ShardGroup:
     leave: int
     inside: Inside | None = None
     inside_backward: Inside | None = None
+    again: tuple[int, ...] | None = None
     reshards: bool = True
     part: int = 0
     scatters: bool = True
@@ -117,6 +119,12 @@ class Machine:
             state.weights = "partly" if group.part else "sharded"
         state.uses.append(len(self.order))
         self.order.append(at)
+
+    def enter_again(self, at: int) -> Iterator[Call]:
+        """Yield the gather before a group's forward is computed again in the backward of the block around it."""
+        if self.groups[at].gives_gradient:
+            yield from self._gather(at)
+            self._arrive(at)
 
     def enter_backward(self, at: int) -> Iterator[Call]:
         """Yield the gather before a group's backward, and that of the group whose backward is expected next."""

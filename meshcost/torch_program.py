@@ -219,6 +219,11 @@ class _Walk:
             if groups[at].leave == place and not groups[at].early:
                 yield from self._calls(machine.enter_backward(at), action)
         edge: tuple[int, ...] | None = None
+        for at in inside:
+            if (again := groups[at].again) is not None:
+                yield replace(part, above=edge, upto=again)
+                yield from self._calls(machine.enter_again(at), action)
+                edge = again
         for at in reversed(inside):
             low, high = groups[at].inside_backward or ((), ())
             yield replace(part, above=edge, upto=low)

@@ -100,10 +100,11 @@ class Routed(nn.Module):
             shared = self.get_submodule("shared_expert")(tokens)
         capacity = -(-number * self.top // self.count)
         scores = self.gate(tokens).softmax(dim=-1)[:, : self.top]
-        copies = (tokens.unsqueeze(1) * scores.unsqueeze(-1).to(tokens.dtype)).flatten(0, 1)
+        copies = tokens.repeat_interleave(self.top, 0)
         padded = functional.pad(copies, (0, 0, 0, capacity * self.count - number * self.top))
         made = self.exchange(self.experts, padded.unflatten(0, (capacity, self.count)).transpose(0, 1))
-        back = made.transpose(0, 1).flatten(0, 1)[: number * self.top].unflatten(0, (number, self.top)).sum(1)
+        back = made.transpose(0, 1).flatten(0, 1)[: number * self.top].unflatten(0, (number, self.top))
+        back = (back * scores.unsqueeze(-1).to(back.dtype)).sum(1)
         if "shared_experts" in self._modules:
             shared = self.get_submodule("shared_experts")(tokens)
         if "shared_expert_gate" in self._modules:

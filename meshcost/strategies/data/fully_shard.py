@@ -146,20 +146,22 @@ def _group(
     takes = stage[0].place > 0 or any(x.weight.trainable for x in stage if x.place < enter)
     takes |= inside is not None and any(x.weight.trainable for x in stage if x.place == enter)
     gives = takes or any(x.weight.trainable for x in stage if x.place < until)
+    are_experts = all(x.weight.group == "expert" for x in weights)
+    returns = inside is not None and are_experts and setting.recompute == "full"
     group = ShardGroup(
         name=kind,
         label=kind if kind.startswith(ROOT) else weights[0].label,
         enter=enter - stage[0].place,
         leave=leave - stage[0].place,
         inside=inside,
-        inside_backward=_inside_backward(setting, members, inside),
+        inside_backward=_inside_backward(inside),
+        again=inside[0] if inside is not None and returns else None,
         scatters=any(x.weight.trainable for x in weights),
         takes_gradient=takes,
         gives_gradient=gives,
         early=inside is None and enter == leave and not _ends_unit(setting, members, stage),
     )
-    apart = setting.experts_apart and all(x.weight.group == "expert" for x in weights)
-    return WrappedGroup(group, tuple(x.weight for x in weights), apart)
+    return WrappedGroup(group, tuple(x.weight for x in weights), setting.experts_apart and are_experts)
 
 
 def _ends_unit(setting: Setting, members: Sequence[Placed], stage: Sequence[Placed]) -> bool:
@@ -247,25 +249,14 @@ def _inside(setting: Setting, members: Sequence[Placed], stage: Sequence[Placed]
     return None
 
 
-def _inside_backward(setting: Setting, members: Sequence[Placed], inside: Inside | None) -> Inside | None:
-    """The same for backward, where order (0, i, ...) becomes (1, -i, ...).
-
-    Experts at the end of a block notice their backward before anything of it is computed again.
-    """
+def _inside_backward(inside: Inside | None) -> Inside | None:
+    """The same for backward, where order (0, i, ...) becomes (1, -i, ...)."""
     if inside is None:
         return None
     (_, number, *first), (_, _, last) = inside
     if not first:
         return (1, -number), (1, -number, 99)
-    low: tuple[int, ...] = (1, -number, ENTER + LEAVE - last)
-    if setting.recompute == "full":
-        kind = next(kind for kind in setting.model.kinds if kind.name == _kind(members[0].label))
-        if setting.torch.exchange_inside:
-            # They are noticed as they are entered again.
-            low = inside[0]
-        elif number == len(kind.regions) - 1:
-            low = (-1, 99)
-    return low, (1, -number, ENTER + LEAVE - first[0])
+    return (1, -number, ENTER + LEAVE - last), (1, -number, ENTER + LEAVE - first[0])
 
 
 def _works_in(region: str, members: Sequence[Placed]) -> bool:

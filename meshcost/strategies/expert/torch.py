@@ -18,7 +18,7 @@ from meshcost import symbols as sym
 from meshcost.event import Event
 from meshcost.formula import value
 from meshcost.strategies.expert.options import ExpertParallel
-from meshcost.strategies.regions import BACKWARD, RECOMPUTE, Pass, expert_region, passes
+from meshcost.strategies.regions import BACKWARD, Pass, expert_region, passes
 from meshcost.strategies.torch_layout import computed_in, gradients_from, is_shared_expert, is_trained
 from meshcost.strategies.view import Draft, Unit, View
 
@@ -29,12 +29,11 @@ _COUNTS, _DISPATCH, _COMBINE = 3, 4, 7
 
 
 class Moment(NamedTuple):
-    """Where experts are computed: the unit, the pass, the number of the region, and whether nothing follows them."""
+    """Where experts are computed: the unit, the pass, and the number of the region."""
 
     unit: Unit
     step: Pass
     region: int
-    is_last: bool
 
     def order(self, moment: int) -> tuple[int, ...]:
         """Place of a moment within this pass."""
@@ -47,9 +46,8 @@ def events(expert: ExpertParallel, view: View) -> Iterator[Event]:
         return
     for unit in view.units:
         if unit.kind is not None and unit.kind.has_experts:
-            last = unit.kind.regions[-1].name == "experts"
             for step in passes(view.setting):
-                at = Moment(unit, step, expert_region(unit.kind), last)
+                at = Moment(unit, step, expert_region(unit.kind))
                 yield from (_backward if step is BACKWARD else _forward)(expert, view, at)
 
 
@@ -60,20 +58,15 @@ def _forward(expert: ExpertParallel, view: View, at: Moment) -> Iterator[Event]:
         yield from view.call(counts, at.unit, order=at.order(_COUNTS))
     dispatch = _tokens(expert, view, at, "dispatch: send each token to its experts")
     yield from view.call(dispatch, at.unit, order=at.order(_DISPATCH))
-    if at.step is RECOMPUTE and at.is_last and view.setting.torch.early_stop:
-        # Recomputation stops once the last input that backward needs is there.
-        return
     combine = _tokens(expert, view, at, "combine: return to each token what its experts made of it")
     yield from view.call(combine, at.unit, order=at.order(_COMBINE))
 
 
 def _backward(expert: ExpertParallel, view: View, at: Moment) -> Iterator[Event]:
-    """The gradient goes the same ways back, as far as anything needs it. Nothing is recomputed before it is needed."""
+    """The gradient goes the same ways back, as far as anything needs it."""
     entry, leave = _gradients_from(view, at.unit)
-    at_once = at.is_last and view.setting.recompute == "full"
     back = _tokens(expert, view, at, "dispatch: send the gradient of a token's output to its experts")
-    place = (-1,) if at_once else at.order(_COMBINE)
-    yield from view.call(back, at.unit, order=place, from_layer=leave)
+    yield from view.call(back, at.unit, order=at.order(_COMBINE), from_layer=leave)
     there = _tokens(expert, view, at, "combine: return to each token the gradient of its input")
     yield from view.call(there, at.unit, order=at.order(_DISPATCH), from_layer=entry)
     if view.setting.sequence_parallel:
@@ -83,9 +76,9 @@ def _backward(expert: ExpertParallel, view: View, at: Moment) -> Iterator[Event]
 
 
 def _gradients_from(view: View, unit: Unit) -> tuple[int, int]:
-    """First blocks in which what experts take, and what they make, needs a gradient."""
+    """First blocks in which what experts take, and what they make, needs a gradient: scores weigh what they have made."""
     experts = [weight for weight in unit.held if weight.group == "expert"]
-    before = [weight for weight in unit.held if weight.group != "expert" and not is_shared_expert(weight)]
+    before = [w for w in unit.held if w.group not in ("expert", "router") and not is_shared_expert(w)]
     entry = 0 if any(is_trained(view, weight) for weight in before) else gradients_from(view)
     return entry, 0 if any(is_trained(view, weight) for weight in experts) else entry
 
