@@ -82,6 +82,11 @@ def _expert_problems(job: Job) -> Iterator[str]:
     if job.mesh.expert is None:
         return
     expert = job.parallel.expert
+    if job.parallel.data.strategy == "zero1" and job.torch.optimizer is not None:
+        yield (
+            "parallel.data.strategy: zero1 broadcasts each weight from its owner, which torch cannot do with experts that "
+            "are dealt out. Choose ddp or fsdp."
+        )
     if job.mesh.stages > 1 and tuple(job.mesh.axes)[-1] != "pipeline":
         yield "parallel.order: trace deals experts out inside a stage. Write pipeline last."
     if expert.routing:

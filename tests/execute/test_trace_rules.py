@@ -62,6 +62,11 @@ def test_what_can_be_traced_has_no_problem():
         ),
         (
             EXPERTS,
+            {"parallel": {"data": {"size": 2, "strategy": "zero1"}, "expert": 2}},
+            "data.strategy: zero1 broadcasts .* experts that are dealt out. Choose ddp or fsdp",
+        ),
+        (
+            EXPERTS,
             {"parallel": {"data": 2, "expert": 2, "pipeline": 2, "order": ["pipeline", "tensor", "context", "data"]}},
             "parallel.order: .* Write pipeline last",
         ),

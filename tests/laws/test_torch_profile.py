@@ -144,3 +144,32 @@ def test_a_power_of_a_sum_is_read_but_no_power_of_a_power():
     assert str(parse("(c - 1)**2")) == "(c - 1)**2"
     with pytest.raises(FormulaError, match="not arithmetic"):
         parse("((c - 1)**60)**60")
+
+
+OTHER_DIM = "shard another dim (torch.shard_placement_fn)"
+FEWER = "shard over fewer ranks (parallel.data.replicate)"
+SPREAD, FURTHER = (f"spread experts{more} (parallel.expert.size)" for more in ("", " further"))
+
+
+@pytest.mark.parametrize(
+    ("data", "more", "rows", "remedies"),
+    [
+        (16, {}, "8 rows for 16 ranks", [OTHER_DIM, SPREAD, FEWER]),
+        (16, {"expert": 4}, "2 rows for 4 ranks", [OTHER_DIM, FURTHER, FEWER]),
+        (16, {"expert": 8}, "1 row for 2 ranks", [OTHER_DIM, FEWER]),
+        (1, {"context": 16, "expert": 8}, "1 row for 2 ranks", [OTHER_DIM]),
+    ],
+)
+def test_padding_is_told_with_what_a_job_can_still_do(
+    data: int, more: dict[str, int], rows: str, remedies: list[str]
+):
+    """Eight experts cannot be spread over more than eight ranks, nor one data rank hold several copies."""
+    job = Job(
+        model="mixtral-8x7b",
+        framework="torch",
+        parallel={"data": {"strategy": "fsdp", "size": data}, **more},
+        batch={"sequence": 4096, "global_batch": 16},
+    )
+    (said,) = (warning for warning in job.warnings if "is padded" in warning)
+    assert f"{rows}, and is padded. {remedies[0][0].upper()}{remedies[0][1:]}" in said
+    assert [x for x in (OTHER_DIM, SPREAD, FURTHER, FEWER) if x[1:] in said] == remedies
