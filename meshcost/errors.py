@@ -92,7 +92,7 @@ def not_known(value: str, legal: Iterable[str]) -> str:
     "'strat' is not known. Choose stage or strategy. Did you mean strategy?"
     """
     *most, last = legal
-    near = get_close_matches(value, [*most, last], 1, cutoff=0.5)
+    near = get_close_matches(value, [*most, last], 1, cutoff=0.65)
     hint = f" Did you mean {near[0]}?" if near else ""
     choices = f"{', '.join(most)} or {last}" if most else last
     return f"{value[:60]!r} is not known. Choose {choices}.{hint}"

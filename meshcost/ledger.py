@@ -221,7 +221,7 @@ class Ledger:
         return tally(pair for each in stages for pair in self._paid_in(each))
 
     def compare(self, other: "Ledger", *, stage: int | None = None) -> tuple[Difference, ...]:
-        """List the kinds of call that the two ledgers make a different number of times, or on other buffers.
+        """List the kinds of call that two ledgers make a different number of times, on other buffers, or at another cost.
 
         Calls are told apart by operation, group and phase, not by the strategy that makes them. They are those of a rank
         of ``stage``, or of one rank of each stage. Empty if the ledgers agree.

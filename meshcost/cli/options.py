@@ -99,10 +99,16 @@ def complete_clusters(incomplete: str) -> Iterator[str]:
 
 
 def read_frameworks(names: str) -> str:
-    """Check a list of frameworks; each is refused as a choice is."""
+    """Check a list of frameworks; each is refused as a choice is, and one that is named twice."""
+    seen = set()
     for name in filter(None, (name.strip() for name in names.split(","))):
         if name not in set(Profile):
             raise typer.BadParameter(not_known(name, Profile))
+        if name in seen:
+            raise typer.BadParameter(
+                f"{name} is named twice: a bill has nothing beyond itself. Name it once."
+            )
+        seen.add(name)
     return names
 
 

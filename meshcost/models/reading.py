@@ -194,6 +194,6 @@ def _text_tower(config: Mapping[str, Any], family: str) -> tuple[Mapping[str, An
 
 
 def _unknown_family(family: object) -> str:
-    near = get_close_matches(family[:100], FAMILIES, n=1) if isinstance(family, str) else []
+    near = get_close_matches(family[:100], FAMILIES, n=1, cutoff=0.75) if isinstance(family, str) else []
     guess = f" Did you mean {near[0]}?" if near else ""
     return f"model_type: {show(family)} is not a known family.{guess} Known: {', '.join(FAMILIES)}."

@@ -31,6 +31,16 @@ class Line(NamedTuple):
         return tuple(dict.fromkeys(why for one in self.tallies for why in one.reasons))
 
     @property
+    def note(self) -> str:
+        """Why bytes differ, where calls and buffers do not: groups of other sizes, or other ways to send; else nothing."""
+        first, *others = self.tallies
+        if self.alike or any(one.buffers != first.buffers for one in others):
+            return ""
+        sizes = [", ".join(map(str, one.group_sizes)) for one in self.tallies]
+        groups = f"groups of {' and '.join(sizes)}" if len(set(sizes)) > 1 else "sent another way"
+        return f"same calls and buffers, {groups}"
+
+    @property
     def beyond(self) -> tuple[int, ...]:
         """Bytes that each bill sends beyond the first."""
         first, *others = (one.sent_bytes for one in self.tallies)
@@ -70,7 +80,7 @@ class Comparison:
         lines = []
         for kind in {kind: None for one in kinds for kind in one}:
             tallies = tuple(one.get(kind, Tally()) for one in kinds)
-            alike = all(one.buffers == tallies[0].buffers for one in tallies)
+            alike = all(one.alike(tallies[0]) for one in tallies)
             lines.append(Line(kind, tallies, alike))
         return tuple(sorted(lines, key=lambda line: (line.alike, -max(map(abs, line.beyond), default=0))))
 
@@ -93,7 +103,10 @@ class Comparison:
             yield Text(_heading(name, ledger, stage, totals, signs))
         yield Text("")
         if all(line.alike for line in self.lines):
-            yield Text("They are alike: every kind of call as often, and on the same buffers.", style="bold")
+            yield Text(
+                "They are alike: every kind of call as often, on the same buffers, for as many bytes sent.",
+                style="bold",
+            )
             return
         yield from _grid(self, signs).fit(width)
         yield Text("")
@@ -164,7 +177,12 @@ def _grid(shown: Comparison, signs: Glyphs) -> Grid:
 
 
 def _why(line: Line) -> str:
-    """What it is for, in few words: first what only one bill gives as a reason, and how many more there are."""
+    """What it is for, in few words: first what only one bill gives as a reason, and how many more there are.
+
+    Where only the bytes differ, it says why they do.
+    """
+    if line.note:
+        return line.note
     shared = [why for why in line.reasons if all(why in one.reasons for one in line.tallies)]
     own = [why for why in line.reasons if why not in shared]
     first, *others = own + shared

@@ -174,7 +174,7 @@ def as_markdown(bill: Bill, by: str | None = None) -> str:
     timed = ("seconds",) if bill.timed else ()
     columns = (*_MARKDOWN_COLUMNS, *timed) if events else tuple(rows[0]) if rows else (str(by), *_TOTALS)
     table = markdown_text(columns, [{key: row[key] for key in columns} for row in rows])
-    if by == "stage":
+    if by == "stage" and bill.whole:
         return table
     last: list[tuple[str, Row]] = [(bill.payer, _totals(bill) | {"seconds": bill.total_seconds})]
     slowest = bill.slowest_stage

@@ -275,7 +275,7 @@ def _groups(bill: Bill, by: str, signs: Glyphs, width: int, *, exact: bool) -> I
         title = name.replace(" x ", f" {signs.times} ") if by == "axis" else name
         time = (words.seconds(times[name]),) if times else ()
         grid.row(*_group_cells(bill, title, sums, cluster.get(name, {}), links=links, exact=exact), *time)
-    if by != "stage":
+    if by != "stage" or not bill.whole:
         grid.line()
         everything = bill.all_together
         cells = _group_cells(bill, bill.payer, bill.totals, everything, links=links, exact=exact)
@@ -284,7 +284,7 @@ def _groups(bill: Bill, by: str, signs: Glyphs, width: int, *, exact: bool) -> I
     yield Text("")
     if slower := _slower(bill):
         yield Text(slower, _HEAD)
-    if by == "stage":
+    if by == "stage" and bill.whole:
         yield Text("Each row is one rank of that stage; shares are of the busiest.", style="dim")
     if cluster:
         yield Text(_ALL_RANKS if links else _ALL_BETWEEN, style="dim")

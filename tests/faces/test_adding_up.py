@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from meshcost.clusters import read_cluster
 from meshcost.event import CLUSTER
 from meshcost.report.bill import Bill
 from meshcost.report.data import as_csv, as_dict, as_markdown
+from meshcost.report.terminal import Shown
 
 EXAMPLES = {path.stem: path for path in sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))}
 CLUSTERED = read_cluster("h100-dgx")
@@ -106,3 +108,12 @@ def test_the_slowest_rank_is_named_where_another_sends_most():
         last = as_markdown(lopsided, by).splitlines()[-1]
         assert "slowest" in last
         assert f"| {slow} |" in last
+
+
+def test_a_part_by_stage_names_whose_it_is(bill: Bill, shown: Callable[..., str]):
+    """Its last row does, as by anything else; whole, each row is a stage's and there is no sum of them."""
+    for part in (Bill(bill.ledger, rank=bill.payer_rank), Bill(bill.ledger, stage=bill.payer_stage)):
+        for page in (shown(Shown(part, "stage"), 160), as_markdown(part, "stage")):
+            assert part.payer in page
+            assert "shares are of the busiest" not in page
+    assert "shares are of the busiest" in shown(Shown(bill, "stage"), 160)

@@ -4,14 +4,17 @@ import csv
 import io
 import json
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
-from meshcost import Job, Ledger, analyze
+from meshcost import Job, Ledger, analyze, load
+from meshcost.report.comparison import compared
 
 Run = Callable[..., object]
 Jobs = dict[str, Path]
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def trained(strategy: str, **more: object) -> Ledger:
@@ -52,6 +55,35 @@ def test_only_what_differs_is_told_apart_whoever_calls_it():
 def test_equal_counts_of_other_buffers_differ():
     wide = trained("ddp", precision={"weights": "bf16", "reduce": "fp32"})
     assert [x.reasons for x in trained("ddp").compare(wide)]
+
+
+def test_the_rows_of_every_table_add_up_to_its_last():
+    """Rows that differ are shown; what is summed up as alike has no difference."""
+    bills = [(path.stem, analyze(load(path))) for path in sorted(EXAMPLES.glob("*.yaml"))]
+    assert len(bills) > 10
+    for pair in combinations(bills, 2):
+        shown = compared(pair)
+        rows = [line.beyond[0] for line in shown.lines if not line.alike]
+        first, other = (totals.sent_bytes for totals in shown.totals)
+        assert sum(rows) == other - first, [name for name, _ in pair]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"parallel": {"data": 8}}, "same calls and buffers, groups of 4 and 8"),
+        ({"algorithms": {"all_reduce": "tree"}}, "same calls and buffers, sent another way"),
+    ],
+    ids=["groups", "algorithm"],
+)
+def test_equal_calls_in_other_groups_or_sent_another_way_are_not_alike(change: dict, said: str):
+    plain = {"model": "gpt2", "parallel": {"data": 4}, "batch": {"sequence": 64, "global_batch": 8}}
+    one, other = analyze(Job(**plain)), analyze(Job(**plain | change))
+    assert one.totals.sent_bytes != other.totals.sent_bytes
+    (line,) = [line for line in compared([("one", one), ("other", other)]).lines if not line.alike]
+    assert line.note == said
+    (found,) = one.compare(other)
+    assert (found.calls, found.sent_bytes) == (found.other_calls, one.totals.sent_bytes)
 
 
 def test_the_lines_of_each_bill_add_up_to_it(run: Run, pair: tuple[Path, Path]):
@@ -120,3 +152,6 @@ def test_what_cannot_be_compared(run: Run, jobs: Jobs):
     assert (
         "Choose textbook or torch." in run("compare", jobs["dense"], "--frameworks", "torch,tensorflow").err
     )
+    done = run("compare", jobs["dense"], "--frameworks", "torch, torch")
+    assert (done.code, done.out) == (2, "")
+    assert "torch is named twice" in done.err

@@ -137,6 +137,7 @@ def test_all_problems_are_told_at_once():
         ({"vocab_size": 10**5000}, ("vocab_size",)),
         ({"num_key_value_head": 2}, ("num_key_value_head", "num_key_value_heads")),
         ({"model_type": "lama"}, ("model_type", "'lama'", "Did you mean llama?", "deepseek_v3")),
+        ({"model_type": "mamba"}, ("'mamba' is not a known family. Known: ",)),
         ({"model_type": None}, ("model_type",)),
         ({"model_type": ["llama"]}, ("model_type",)),
         ({"vocab_size": float("nan")}, ("vocab_size", "nan")),
