@@ -114,7 +114,8 @@ def trace(  # noqa: PLR0913, PLR0917 - one argument for each option that a perso
 
     check = TraceCheck(job, rank, every, steps, real, scale)
     model, total = check.job.setting.model.name, len(check.ranks)
-    found = watch(check.run, total)
+    with terminated_as_interrupted():
+        found = watch(check.run, total)
     show_or_dump(form, lambda: Held(model, check, found), lambda: check.as_dict(found))
     if not all(step.equal for step in found):
         raise typer.Exit(1)
@@ -152,6 +153,10 @@ def record(
     from meshcost.report.recorded import as_dict, logs, pages
 
     if show:
+        if command or step is not None:
+            raise MeshcostError(
+                "record: --show runs nothing and keeps no step. Leave the command and --step out."
+            )
         from meshcost.execute.recording_compare import read_recordings
 
         found = [recording for path in show for _, recording in sorted(read_recordings(path).items())]

@@ -115,7 +115,8 @@ class Request:
             return cut_sizes(self.planned, self._sizes)
         if not self.step.is_scaled:
             return ""
-        return f"Payloads above {self.cap or _CAP} are scaled down to it (--cap); bytes are linear in the payload."
+        cap = self.cap or _CAP
+        return f"Payloads above {cap} are scaled down to it (--cap), as far as their ranks can share it; bytes are linear."
 
     def _check_files(self) -> None:
         """Refuse what could not be kept before hours are spent on measuring it."""

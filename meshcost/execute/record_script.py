@@ -95,6 +95,11 @@ def _refuse_empty(recordings: "Mapping[int, Recording]", step: int | None) -> No
     steps = max(recording.about["steps"] for recording in recordings.values())
     if step is not None and steps:
         raise ExecutionError(f"record: no rank called anything in step {step}. Steps are 0 to {steps - 1}.")
+    if most := max(recording.about["seen"] for recording in recordings.values()):
+        raise ExecutionError(
+            f"record: the script ran, and a rank made {most} calls, but none of them in a training step: no backward pass "
+            "and no step of an optimizer of torch was seen before or after them."
+        )
     raise ExecutionError(
         "record: the script ran, but no rank called a collective in a training step. Does it start a process group, and "
         "more than one process (torchrun --nproc-per-node 2)?"
@@ -160,14 +165,15 @@ def run_script(
 def chosen(recording: "Recording", step: int | None = None, *, saw_step: bool = True) -> "Recording":
     """Keep one step: the one that is asked for, or one of the steady state. ``about`` says which and of how many.
 
-    ``saw_step``: whether an optimizer stepped, which is what ends a step.
+    ``saw_step``: whether an optimizer stepped, which is what ends a step. ``seen``: calls in all.
     """
     steps = recording.steps
     steady = recording.steady_step
     number = step if step is not None else steady if steady is not None else max(steps, default=0)
     kept = recording.at_step(number)
-    about = {**kept.about, "steps": len(steps), "steady": number == steady, "saw_step": saw_step}
-    return replace(kept, about=about)
+    seen = len(recording.calls)
+    said = {"steps": len(steps), "steady": number == steady, "saw_step": saw_step, "seen": seen}
+    return replace(kept, about={**kept.about, **said})
 
 
 def main() -> None:

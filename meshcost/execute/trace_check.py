@@ -3,6 +3,7 @@
 for rank in check.ranks: check.hold(rank)
 """
 
+import re
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -253,7 +254,7 @@ class TraceCheck:
             except MeshcostError:
                 raise
             except Exception as error:  # whatever torch, or what it calls, stops with
-                first = " ".join(str(error).split(".")[0].split())
+                first = re.split(r"[.:]?(?:\s*\n|\.\s|\.$)", str(error), maxsplit=1)[0]
                 raise ExecutionError(
                     f"trace: PyTorch stopped with {type(error).__name__}: {first}."
                 ) from error

@@ -50,13 +50,15 @@ def make_optimizer(
     settings = {
         name: getattr(options, name) for name in ("foreach", "fused") if getattr(options, name) is not None
     }
-    if job.parallel.data.strategy == "zero1":
+    group = axes.group("data", "context", "replicate")
+    # One rank has nothing to spread, and without a group torch would take all ranks there are.
+    if job.parallel.data.strategy == "zero1" and group is not None and group.size() > 1:
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
         made: torch.optim.Optimizer = ZeroRedundancyOptimizer(
             weights,
             optimizer_class=kind,
-            process_group=axes.group("data", "context", "replicate"),
+            process_group=group,
             parameters_as_bucket_view=options.parameters_as_bucket_view,
             lr=1e-3,
             **settings,

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -32,8 +33,10 @@ def show(renderable: "RenderableType") -> None:
 
     page = _Page()
     page.encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    told = page.isatty() or os.environ.get("COLUMNS", "").isdigit()
-    console = Console(file=page, width=None if told else _PAGE, highlight=False, legacy_windows=False)
+    columns = os.environ.get("COLUMNS", "")
+    told = page.isatty() or (columns.isdigit() and int(columns) > 0)
+    width = shutil.get_terminal_size((_PAGE, 24)).columns if told else _PAGE
+    console = Console(file=page, width=width, highlight=False, legacy_windows=False)
     console.print(renderable, crop=False)
     _write(
         (printable(line.rstrip(), coloured=page.isatty()) + "\n" for line in page.getvalue().splitlines()),

@@ -124,6 +124,9 @@ TOGETHER = {
     ),
     "replicas": job(DENSE, {"data": 2, **TENSOR}, micro_batches=2, torch=BUCKETS),
     "stages of replicas": job(DENSE, {"data": 2, **STAGES, **TENSOR}, micro_batches=2, torch=BUCKETS),
+    "stages of one rank each that zero1 has nothing to spread in": job(
+        DENSE, {"data": {"strategy": "zero1", "size": 1}, **STAGES, **TENSOR}, micro_batches=2
+    ),
     "stages": job(DENSE, {**STAGES, **TENSOR}, micro_batches=2),
     "stages of shards": job(DENSE, {**fsdp(2), **STAGES, **TENSOR}, micro_batches=2, precision=MIXED),
 }

@@ -285,13 +285,25 @@ def test_a_command_that_fails_keeps_its_status_and_leaves_nothing(tmp_path, run)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_script_without_a_collective_is_told_apart(tmp_path, run):
-    script, out = tmp_path / "train.py", tmp_path / "out"
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("import torch\n", "no rank called a collective"),
+        (
+            "import torch, torch.distributed as dist\n"
+            "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+            "for _ in range(3): dist.all_reduce(torch.ones(2))\n",
+            "a rank made 3 calls, but none of them in a training step",
+        ),
+    ],
+)
+def test_a_script_without_a_training_step_is_told_apart(tmp_path, run, script, said):
+    path, out = tmp_path / "train.py", tmp_path / "out"
     out.mkdir()
-    script.write_text("import torch\n")
-    done = run("record", "--out", out, sys.executable, script)
+    path.write_text(script)
+    done = run("record", "--out", out, sys.executable, path)
     assert done.code == 2
-    assert "no rank called a collective" in done.err
+    assert said in done.err
     assert list(out.iterdir()) == []
 
 
@@ -308,6 +320,13 @@ def test_a_mistake_is_one_sentence(command, said, tmp_path, run, monkeypatch):
     done = run("record", "--", *command)
     assert done.code == 2
     assert said in done.err
+
+
+@pytest.mark.parametrize("also", [["--step", "7"], ["--", "python", "train.py"]])
+def test_showing_runs_nothing_and_keeps_no_step(also, tmp_path, run):
+    done = run("record", "--show", tmp_path, *also)
+    assert done.code == 2
+    assert "--show runs nothing and keeps no step" in done.err
 
 
 def test_recording_as_data_needs_no_torch():

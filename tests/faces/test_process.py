@@ -124,6 +124,12 @@ def test_a_full_disk_is_a_sentence(jobs: dict[str, Path]):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_a_width_of_nothing_is_no_width():
+    code, out, _ = finish(start("collectives", "barrier", env=environment(COLUMNS="0")))
+    assert code == 0
+    assert "barrier" in out
+
+
 def test_an_interrupt_ends_it_quietly(tmp_path: Path):
     job = tmp_path / "endless.yaml"
     job.write_text(
