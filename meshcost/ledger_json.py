@@ -1,12 +1,16 @@
 """Ledgers as JSON: everything the bill says, and enough besides to read the very same ledger back.
 
 A file that is read is not trusted: formulas are parsed, not evaluated, every stated number is computed again, and prices
-are those of the algorithm that is named. Seconds have to add up. Free text, which no number hangs on, is what stands in
-``about``, why a call is made, and which data type of its width a buffer has.
+are those of the algorithm that is named. Seconds have to add up. What no number hangs on (``about``, why a call is made,
+which data type of its width a buffer has) is covered by the ``digest`` of all the rest. It notices damage and what was
+changed by hand; whoever computes it anew is not stopped: it is no signature.
 """
 
+import json
+from collections.abc import Mapping
 from fractions import Fraction
 from functools import partial
+from hashlib import sha256
 from importlib import import_module
 from math import fsum, isclose, prod
 from pathlib import Path
@@ -39,7 +43,7 @@ def to_dict(ledger: Ledger) -> dict[str, Any]:
     """Write a priced ledger as JSON values."""
     schedule = ledger.program.schedule
     numbered = {id(event): {"number": number, "event": name} for number, name, event in listed(ledger)}
-    return {
+    plain = {
         "meshcost": FORMAT,
         "about": dict(ledger.about),
         "world_size": ledger.mesh.world_size,
@@ -59,6 +63,23 @@ def to_dict(ledger: Ledger) -> dict[str, Any]:
         },
         **({"seconds": dict(ledger.seconds)} if ledger.seconds else {}),
     }
+    return plain | {"digest": digest(plain)}
+
+
+def digest(data: Mapping[str, Any]) -> str:
+    """SHA-256 over all values of a bill but the digest, as JSON without blanks.
+
+    In the order in which they stand: that of the axes says which ranks are neighbours. Raises LedgerError for what is no
+    JSON.
+
+    >>> digest({"meshcost": 1}) == digest({"meshcost": 1, "digest": "any"}) != digest({"meshcost": 2})
+    True
+    """
+    try:
+        plain = {name: value for name, value in data.items() if name != "digest"}
+        return sha256(json.dumps(plain, separators=(",", ":")).encode()).hexdigest()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise LedgerError(f"about: it holds what is no JSON: {error}.") from None
 
 
 def _around(program: Program) -> dict[str, Any]:
@@ -152,6 +173,8 @@ def from_dict(data: Any) -> Ledger:
         raise LedgerError("totals: they are not the sums of the events.")
     if record.seconds is not None:
         _check_seconds(ledger, record.seconds)
+    if digest(data) != record.digest:
+        raise LedgerError("digest: it does not fit the rest: something was changed after the bill was saved.")
     return ledger
 
 

@@ -139,3 +139,4 @@ class LedgerRecord(Record):
     events: tuple[EventRecord, ...]
     totals: dict[str, Any]
     seconds: SecondsRecord | None = None
+    digest: Text

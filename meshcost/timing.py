@@ -16,7 +16,6 @@ from math import ceil, log2
 
 from meshcost.clusters import Cluster, LinkClass
 from meshcost.event import Event
-from meshcost.ledger import Ledger
 
 #: What has to stand beside every number of seconds.
 CAVEAT = "Seconds are communication alone, one call after the other: nothing is hidden behind computation."
@@ -55,15 +54,6 @@ def seconds(event: Event, cluster: Cluster) -> float:
     if event.op == "all_reduce" and price.algorithm == "ring" and cluster.library == "nccl":
         hops.append(_tree(event))
     return moved + min(_wait(inside, between, event.op, cluster) for inside, between in hops)
-
-
-def seconds_by_stage(ledger: Ledger, cluster: Cluster) -> tuple[float, ...]:
-    """Time of all calls of one rank of each stage in a step."""
-    times: list[list[float]] = [[] for _ in range(ledger.mesh.stages)]
-    for event in ledger:
-        for stage in event.stages:
-            times[stage].append(event.calls * seconds(event, cluster))
-    return tuple(map(sum, times))
 
 
 def _wait(inside: int, between: int, op: str, cluster: Cluster) -> float:

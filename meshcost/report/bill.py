@@ -10,7 +10,7 @@ from meshcost.errors import LedgerError
 from meshcost.event import BETWEEN, CLUSTER, INSIDE, PHASES, Event, Totals, by_link
 from meshcost.ledger import KEYS, Ledger
 from meshcost.listing import listed
-from meshcost.timing import seconds, seconds_by_stage
+from meshcost.timing import caveat, seconds
 
 
 class Line(NamedTuple):
@@ -26,7 +26,8 @@ class Line(NamedTuple):
 class Bill:
     """A ledger as it is shown: whole, or for the ranks of one ``stage``, or for one ``rank``.
 
-    With a ``cluster`` that says how fast its links are, every event has its seconds, too: communication alone.
+    With a ``cluster`` that says how fast its links are, every event has its seconds, too: communication alone. Without one,
+    a saved bill has those that it states.
     Whatever is summed, one rank pays it all: ``rank``, or the busiest of the ``stage``, or without either the busiest of
     all, and then the events of all stages are listed. Raises LedgerError for a stage or rank that does not exist, or that
     are both given and disagree.
@@ -63,14 +64,32 @@ class Bill:
 
     @property
     def timed(self) -> bool:
-        """Whether there is a cluster that says how fast its links are."""
-        return self.cluster is not None and bool(self.cluster.links)
+        """Whether there are seconds: of a cluster that says how fast its links are, or stated by a saved bill."""
+        return self._speeds is not None or bool(self.ledger.seconds)
+
+    @property
+    def _speeds(self) -> Cluster | None:
+        return self.cluster if self.cluster is not None and self.cluster.links else None
+
+    @property
+    def timed_on(self) -> dict[str, str]:
+        """The ``cluster`` that the seconds are of, by name, and the ``caveat`` that stands beside them."""
+        if (speeds := self._speeds) is not None:
+            return {"cluster": speeds.name, "caveat": caveat(speeds)}
+        return {name: self.ledger.seconds[name] for name in ("cluster", "caveat")}
+
+    @cached_property
+    def _stated(self) -> dict[int, float]:
+        """What a saved bill states of each event."""
+        return dict(zip(map(id, self.ledger), self.ledger.seconds["events"], strict=True))
 
     def seconds(self, *events: Event) -> float | None:
         """Time of all calls of some events, one after the other; None where nothing is known of the links."""
-        if self.cluster is None or not self.timed:
+        if not self.timed:
             return None
-        return sum(event.calls * seconds(event, self.cluster) for event in events)
+        if (speeds := self._speeds) is None:
+            return sum(self._stated[id(event)] for event in events)
+        return sum(event.calls * seconds(event, speeds) for event in events)
 
     def seconds_by(self, by: str) -> dict[str, float | None]:
         """Time of the payer's calls, added up as ``groups`` adds up bytes; nothing by link, or without speeds."""
@@ -86,9 +105,8 @@ class Bill:
     @cached_property
     def stage_seconds(self) -> tuple[float, ...]:
         """Time of all calls of a rank of each stage; nothing without speeds."""
-        if self.cluster is None or not self.timed:
-            return ()
-        return seconds_by_stage(self.ledger, self.cluster)
+        stages = [[x for x in self.ledger if stage in x.stages] for stage in range(self.ledger.mesh.stages)]
+        return tuple(self.seconds(*events) or 0.0 for events in stages) if self.timed else ()
 
     @property
     def slowest_stage(self) -> int | None:

@@ -3,13 +3,13 @@
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from meshcost.event import CLUSTER, Totals
 from meshcost.formula import pretty
 from meshcost.ledger import Ledger
 from meshcost.report.bill import Bill, Line
-from meshcost.timing import caveat
 
 #: Columns of the events, as in the JSON of a ledger.
 EVENT_COLUMNS = (
@@ -35,10 +35,12 @@ def as_dict(bill: Bill, by: str | None = None) -> dict[str, Any]:
     if by not in (None, "event"):
         return _sums(bill, str(by))
     if bill.whole:
-        return bill.ledger.to_dict() | _seconds_of_events(bill)
+        times = _seconds_of_events(bill)
+        return (replace(bill.ledger, **times) if times else bill.ledger).to_dict()
     own = bill.ledger.at_stage(bill.payer_stage)
     lines = {id(line.event): line for line in bill.lines}
     part = own.to_dict() | _payer(bill) | {"totals": bill.totals.as_dict()} | _seconds_of_events(bill)
+    del part["digest"]
     part["events"] = [_paid(row, lines[id(event)]) for event, row in zip(own, part["events"], strict=True)]
     part["totals"] |= {
         f"by_{key}": {name: sums.as_dict() for name, sums in bill.groups(key).items()}
@@ -61,11 +63,10 @@ def _totals(bill: Bill) -> dict[str, int]:
 
 def _seconds(bill: Bill) -> dict[str, Any]:
     """Seconds of the payer, and of the slowest rank of all, where the links of a cluster are known."""
-    if not bill.timed or bill.cluster is None:
+    if not bill.timed:
         return {}
     found: dict[str, Any] = {
-        "cluster": bill.cluster.name,
-        "caveat": caveat(bill.cluster),
+        **bill.timed_on,
         "total": bill.total_seconds,
     }
     if bill.whole:
@@ -121,7 +122,12 @@ def event_rows(bill: Bill) -> list[dict[str, Any]]:
 
 def as_frame(ledger: Ledger, pandas: Any) -> Any:
     """The rows of the events as a DataFrame, with every column also where there is no event."""
-    return pandas.DataFrame(event_rows(Bill(ledger)), columns=list(EVENT_COLUMNS))
+    bill = Bill(ledger)
+    return pandas.DataFrame(event_rows(bill), columns=list(_event_columns(bill)))
+
+
+def _event_columns(bill: Bill) -> tuple[str, ...]:
+    return (*EVENT_COLUMNS, *(("seconds",) if bill.timed else ()))
 
 
 def _event_row(line: Line) -> dict[str, Any]:
@@ -145,9 +151,9 @@ def _event_row(line: Line) -> dict[str, Any]:
 def as_csv(bill: Bill, by: str | None = None) -> str:
     """The events, or sums ``by`` something, as CSV with a header."""
     rows = event_rows(bill) if by in (None, "event") else group_rows(bill, str(by))
-    timed = ("seconds",) if bill.timed else ()
-    events = (*EVENT_COLUMNS, *timed)
-    columns = events if by in (None, "event") else tuple(rows[0]) if rows else (str(by), *_TOTALS)
+    columns = (
+        _event_columns(bill) if by in (None, "event") else tuple(rows[0]) if rows else (str(by), *_TOTALS)
+    )
     return csv_text(columns, rows)
 
 

@@ -17,7 +17,6 @@ from meshcost.report import words
 from meshcost.report.bill import Bill, Line
 from meshcost.report.grid import Column, Grid
 from meshcost.report.words import Glyphs, size
-from meshcost.timing import caveat
 
 SENT, LEAVING = CLUSTER
 _HEAD, _STRATEGY, _TOTAL = "bold", "bold cyan", "bold"
@@ -263,8 +262,8 @@ def _closing(bill: Bill) -> Iterator[Text]:
 
 
 def _on_time(bill: Bill) -> Iterator[Text]:
-    if bill.timed and bill.cluster is not None:
-        yield Text(f"Time: on {bill.cluster.name}. {caveat(bill.cluster)}", style="dim")
+    if bill.timed:
+        yield Text("Time: on {cluster}. {caveat}".format(**bill.timed_on), style="dim")
 
 
 def _groups(bill: Bill, by: str, signs: Glyphs, width: int, *, exact: bool) -> Iterator[Text]:

@@ -13,7 +13,8 @@ from meshcost.execute.command import Request
 from meshcost.execute.saving import cluster_of, save
 from meshcost.job import load
 from meshcost.measurement import Measurement
-from meshcost.timing import seconds, seconds_by_stage
+from meshcost.report.bill import Bill
+from meshcost.timing import seconds
 
 LINK = """
 links:
@@ -211,7 +212,7 @@ def test_a_step_is_the_sum_of_its_calls():
         )
     )
     cluster = read_cluster("a100-dgx")
-    (step,) = seconds_by_stage(ledger, cluster)
+    (step,) = Bill(ledger, cluster=cluster).stage_seconds
     assert step == pytest.approx(sum(e.calls * seconds(e, cluster) for e in ledger))
 
 

@@ -59,6 +59,27 @@ def test_a_saved_bill_gets_its_seconds_from_a_cluster_of_such_nodes(
     )
 
 
+@pytest.mark.parametrize(
+    "part", [(), ("--by", "op"), ("--by", "stage"), ("--stage", 0), ("--rank", 1)], ids=str
+)
+@pytest.mark.parametrize("form", ["table", "csv", "markdown", "json"])
+def test_the_seconds_that_a_saved_bill_states_are_shown(
+    run: Run, jobs: Jobs, tmp_path: Path, form: str, part: tuple[object, ...]
+):
+    """As for its job; a cluster that is named instead counts for itself."""
+    job = tmp_path / "timed.yaml"
+    job.write_text(jobs["experts"].read_text() + "cluster: h100-dgx\n")
+    saved = tmp_path / "timed.json"
+    saved.write_text(run("analyze", job, "--format", "json").out)
+    shown, fresh = (run("analyze", path, *part, "--format", form).out for path in (saved, job))
+    assert shown == fresh
+    if form == "table":
+        assert "Time: on h100-dgx" in shown
+        assert "Time: on a100-dgx" in run("analyze", saved, *part, "--cluster", "a100-dgx").out
+    else:
+        assert "seconds" in shown
+
+
 def test_where_a_saved_bill_does_not_help_one_sentence_says_so(run: Run, bill: Path, tmp_path: Path):
     other = tmp_path / "bill.yaml"
     other.write_text(bill.read_text())

@@ -213,6 +213,41 @@ def test_what_was_changed_in_a_saved_bill_is_noticed(
         mc.Ledger.from_dict(data)
 
 
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("about", "micro_batches"), 7),
+        (("about", "weights"), 1),
+        (("about", "global_batch"), 8),
+        (("about", "model"), "another"),
+        (("about", "cluster"), "another"),
+        (("about", "note"), "a field that was not there"),
+        (("seconds", "cluster"), "another"),
+        (("seconds", "caveat"), ""),
+        (("events", 0, "why"), "for no reason"),
+        (("digest",), "0" * 64),
+    ],
+    ids=str,
+)
+def test_what_no_number_hangs_on_is_noticed_too(
+    run: Run, jobs: Jobs, tmp_path: Path, place: tuple[str | int, ...], value: object
+):
+    data = json.loads(run("analyze", jobs["dense"], "--cluster", "h100-dgx", "--format", "json").out)
+    *path, last = place
+    reduce(getitem, path, data)[last] = value
+    (tmp_path / "bill.json").write_text(json.dumps(data))
+    done = run("analyze", tmp_path / "bill.json")
+    assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
+    assert "digest: it does not fit the rest" in done.err
+
+
+def test_a_bill_without_its_digest_is_refused(ledgers: dict[str, mc.Ledger]):
+    data = ledgers["dense"].to_dict()
+    del data["digest"]
+    with pytest.raises(mc.LedgerError, match="digest: missing"):
+        mc.Ledger.from_dict(data)
+
+
 def test_seconds_of_a_saved_bill_are_of_all_its_events(run: Run, jobs: Jobs):
     timed = run("analyze", jobs["dense"], "--cluster", "h100-dgx", "--format", "json").out
     ledger = mc.Ledger.from_dict(json.loads(timed))

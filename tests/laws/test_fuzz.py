@@ -17,6 +17,7 @@ from meshcost import document, testing
 from meshcost.errors import JobError, LedgerError, MeshcostError
 from meshcost.job import Job, analyze, load, read_job
 from meshcost.ledger import Ledger
+from meshcost.ledger_json import digest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -358,6 +359,7 @@ def without_formulas(data):
     """
     plain = json.loads(json.dumps(data))
     plain["mesh"].setdefault("expert", None)
+    del plain["digest"]
     plain["events"] = [
         {"runs": [], "pairs": [], "shift": 0, "split": 0, **event, "formula": None}
         for event in plain["events"]
@@ -385,7 +387,18 @@ def reads_as_written(data) -> None:
 
 @HARD
 @given(st.sampled_from(PLACES), JUNK, st.sampled_from(["change", "leave out", "twice"]))
-def test_a_spoilt_ledger_is_refused_or_says_what_the_file_says(place, junk, how):
+def test_a_spoilt_ledger_is_refused_whatever_its_digest_says(place, junk, how):
+    """By its digest; and with one that fits, unless it says of itself exactly what the file says."""
+    data = spoilt(place, junk, how)
+    if json.dumps(data) != json.dumps(LEDGER):
+        with pytest.raises(LedgerError):
+            Ledger.from_dict(data)
+    if place != ("digest",):
+        data["digest"] = digest(data)
+    reads_as_written(data)
+
+
+def spoilt(place, junk, how):
     data = copy.deepcopy(LEDGER)
     holder = at(data, place[:-1])
     if how == "change":
@@ -394,7 +407,7 @@ def test_a_spoilt_ledger_is_refused_or_says_what_the_file_says(place, junk, how)
         del holder[place[-1]]
     elif isinstance(holder, list):
         holder.append(copy.deepcopy(holder[place[-1]]))
-    reads_as_written(data)
+    return data
 
 
 @pytest.mark.parametrize(
@@ -404,7 +417,8 @@ def test_a_spoilt_ledger_is_refused_or_says_what_the_file_says(place, junk, how)
 def test_every_stated_number_is_computed_again(number):
     data = copy.deepcopy(LEDGER)
     data["events"][0][number] += 1
-    with pytest.raises(LedgerError):
+    data["digest"] = digest(data)
+    with pytest.raises(LedgerError, match=r"events\.0"):
         Ledger.from_dict(data)
 
 
