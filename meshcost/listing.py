@@ -16,19 +16,16 @@ class Listed(NamedTuple):
 
 
 def listed(ledger: Ledger) -> Iterator[Listed]:
-    """Yield the events as every list shows them."""
-    events = ordered(ledger)
-    yield from map(Listed, range(1, len(events) + 1), names(events), events)
-
-
-def ordered(ledger: Ledger) -> tuple[Event, ...]:
-    """Sort the events of a ledger as every list of them is shown."""
+    """Yield the events as every list shows them: strategies that send most first, then by what one event sends."""
+    found = names(ledger.events)
     weight = {event.strategy: 0 for event in ledger}
     for event in ledger:
         weight[event.strategy] += _moved(event.totals)
-    return tuple(
-        sorted(ledger, key=lambda event: (-weight[event.strategy], event.strategy, -_moved(event.totals)))
+    rows = sorted(
+        zip(found, ledger, strict=True),
+        key=lambda row: (-weight[row[1].strategy], row[1].strategy, -_moved(row[1].totals)),
     )
+    yield from (Listed(number, name, event) for number, (name, event) in enumerate(rows, 1))
 
 
 def _moved(totals: Totals) -> int:
@@ -36,7 +33,10 @@ def _moved(totals: Totals) -> int:
 
 
 def names(events: tuple[Event, ...]) -> list[str]:
-    """Name events so that a person can ask for one: strategy, operation and phase; ``.2``, ``.3`` where that repeats."""
+    """Name events so that a person can ask for one: strategy, operation and phase; ``.2``, ``.3`` where that repeats.
+
+    They are counted in the order of the ledger, not by size: a dispatch comes before its combine in every job.
+    """
     seen: dict[str, int] = {}
     found = []
     for event in events:

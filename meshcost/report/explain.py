@@ -5,7 +5,7 @@ Everything here is read off the event: no formula is written a second time.
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, NamedTuple, get_args
@@ -122,8 +122,13 @@ class Explanation:
         named = sorted(found, key=lambda symbol: (str(symbol).lower(), str(symbol)))
         return tuple(Meaning(symbol, event.values[symbol], known.get(symbol)) for symbol in named)
 
-    def growth(self) -> tuple[Growth, ...]:
-        """How the bytes sent grow with each axis that has ranks, with the batch and with the sequence."""
+    def growth(self) -> tuple[Growth, ...] | None:
+        """How the bytes sent grow with each axis that has ranks, with the batch and with the sequence.
+
+        None without a job: a bill does not say what may be doubled, and not every size.
+        """
+        if self.job is None:
+            return None
         event = self.event
         return tuple(growths(event, self.all_calls, stages=self.ledger.mesh.stages, job=self.job))
 
@@ -142,22 +147,36 @@ class Explanation:
 _FIELD = re.compile(r"^([A-Z][a-z]+) {2,}(\S.*(?:\n +\S.*)*)", re.MULTILINE)
 
 
-def claims(docstring: str) -> dict[str, str]:
+def claims(docstring: str, strategy: str = "", known: Collection[str] = ()) -> dict[str, str]:
     r"""Read the fields of a docstring (``Calls``, ``Sends``, ``Assumes``, ``Source``), each as one line.
+
+    A line that begins with names of ``known`` strategies is of these, and left out for any other.
 
     >>> claims("Title.\n\nAssumes  much\n         more\nSource   A 2020\n")
     {'Assumes': 'much; more', 'Source': 'A 2020'}
+    >>> claims("Title.\n\nSource   A 2020\n         ddp: B 2021\n         fsdp: C\n", "ddp", ("ddp", "fsdp"))
+    {'Source': 'A 2020; B 2021'}
     """
-    return {
-        name: "; ".join(line.strip().rstrip(";") for line in text.splitlines())
-        for name, text in _FIELD.findall(docstring)
-    }
+    found = {}
+    for name, text in _FIELD.findall(docstring):
+        lines = (_said_of(line.strip().rstrip(";"), strategy, known) for line in text.splitlines())
+        found[name] = "; ".join(filter(None, lines))
+    return found
+
+
+def _said_of(line: str, strategy: str, known: Collection[str]) -> str:
+    """What a line says of a strategy: all of it, unless it names those that it is of."""
+    head, colon, rest = line.partition(": ")
+    named = head.split(", ")
+    if not colon or not set(named) <= set(known):
+        return line
+    return rest if strategy in named else ""
 
 
 def _claims_of(strategy: str, framework: str) -> dict[str, str]:
     for kind, writer in PROFILES.get(framework, {}).items():
         if strategy in _names(kind):
-            return claims(sys.modules[writer.__module__].__doc__ or "")
+            return claims(sys.modules[writer.__module__].__doc__ or "", strategy, _names(kind))
     return {}
 
 
@@ -169,22 +188,26 @@ def _names(kind: Any) -> set[str]:
 
 
 def find(ledger: Ledger, wanted: str, job: Job | None = None) -> Explanation:
-    """Explain one event: by its number, its name, or the beginning of a name that no other shares.
+    """Explain one event: by its number, its name, or what no other has: the beginning of a name, or words of its reason.
 
     Raises MeshcostError with near matches if there is none, or several.
     """
     lines = Bill(ledger).lines
     exact = [line for line in lines if wanted in (str(line.number), line.name)]
     chosen = exact or [line for line in lines if line.name.startswith(wanted)]
+    how = "begin so"
+    if not chosen and not wanted.lstrip("-").isdigit():
+        chosen = [line for line in lines if wanted.lower() in line.event.why.lower()]
+        how = "are for something of that name"
     if len(chosen) == 1:
         return Explanation(ledger, chosen[0], job)
-    raise MeshcostError(_several(wanted, chosen) if chosen else _none(wanted, lines))
+    raise MeshcostError(_several(wanted, chosen, how) if chosen else _none(wanted, lines))
 
 
-def _several(wanted: str, lines: list[Line]) -> str:
+def _several(wanted: str, lines: list[Line], how: str) -> str:
     shown = ", ".join(f"{line.name} ({line.number})" for line in lines[:6])
     more = f" and {len(lines) - 6} more" if len(lines) > 6 else ""
-    return f"event {wanted!r}: {len(lines)} events begin so: {shown}{more}."
+    return f"event {wanted!r}: {len(lines)} events {how}: {shown}{more}."
 
 
 def _none(wanted: str, lines: tuple[Line, ...]) -> str:
@@ -225,14 +248,14 @@ def as_dict(explanation: Explanation) -> dict[str, Any]:
             for x in explanation.symbols()
         },
         "totals": {name: number for name, number in event.totals.as_dict().items() if name != "payload_bytes"},
-        "growth": {
+        "growth": None if (growth := explanation.growth()) is None else {
             x.quantity: {
                 "symbol": str(x.symbol),
                 "elasticity": None if x.elasticity is None else str(x.elasticity),
                 "doubled": None if x.doubled is None else str(x.doubled),
                 "why": x.why,
             }
-            for x in explanation.growth()
+            for x in growth
         },
         "source": claimed.get("Source", ""),
         "assumes": claimed.get("Assumes", ""),

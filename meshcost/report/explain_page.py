@@ -70,8 +70,15 @@ class Page:
         yield from _section("Formulas", [_formula_table(formulas)])
         yield from _section("Symbols", [_symbol_table(shown)])
         yield from _section("Step by step", _steps(shown, formulas, options.max_width - 2))
-        yield from _section(f"How what is {shown.moves} grows", _growth(shown.growth(), shown.moves))
+        if (growth := shown.growth()) is not None:
+            yield from _section(f"How what is {shown.moves} grows", _growth(growth, shown.moves))
         yield from _section("Who says so", [_source_table(shown)])
+        if growth is None:
+            yield Text("")
+            yield Text(
+                "How it grows is not shown: a saved bill does not hold the job, and growth needs it.",
+                style="dim",
+            )
 
 
 def _in_words(shown: Explanation, signs: words.Glyphs) -> str:

@@ -56,7 +56,7 @@ def definitions(event: Event) -> dict[Symbol, Expr]:
     return found
 
 
-def growths(event: Event, whole: Expr, *, stages: int, job: Job | None) -> Iterator[Growth]:
+def growths(event: Event, whole: Expr, *, stages: int, job: Job) -> Iterator[Growth]:
     """Yield how ``whole`` (bytes of all calls) grows; the job says which quantities may be doubled."""
     known = definitions(event)
     whole = whole.xreplace(known)
@@ -97,13 +97,10 @@ def _fraction(known: Mapping[Symbol, Expr], values: Values) -> str:
     return f"{sym.meaning(broken[0]).partition(':')[0]} would be no whole number" if broken else ""
 
 
-def _obstacle(job: Job | None, symbol: Symbol) -> str:
-    """Say why a job cannot have twice as much of something; empty if it can, or if nothing is known of it."""
-    change = _DOUBLED.get(symbol)
-    if job is None or change is None:
-        return ""
+def _obstacle(job: Job, symbol: Symbol) -> str:
+    """Say why a job cannot have twice as much of something; empty if it can."""
     try:
-        job.model_copy(update=change(job))
+        job.model_copy(update=_DOUBLED[symbol](job))
     except MeshcostError as error:
         return error.problems[0]
     return ""

@@ -10,7 +10,7 @@ import pytest
 from meshcost.errors import LedgerError
 from meshcost.event import Totals
 from meshcost.ledger import Ledger
-from meshcost.listing import names, ordered
+from meshcost.listing import listed
 from meshcost.report import words
 from meshcost.report.bill import Bill
 from meshcost.report.grid import Column, Grid
@@ -125,9 +125,9 @@ def test_stages_and_ranks_that_do_not_exist_are_refused(ledgers: dict[str, Ledge
 
 @every_job
 def test_events_have_names_of_their_own(ledgers: dict[str, Ledger], name: str):
-    found = names(ordered(ledgers[name]))
+    found = [line.name for line in listed(ledgers[name])]
     assert len(set(found)) == len(found)
-    assert sorted(ordered(ledgers[name]), key=repr) == sorted(ledgers[name], key=repr)
+    assert sorted([line.event for line in listed(ledgers[name])], key=repr) == sorted(ledgers[name], key=repr)
 
 
 def test_the_order_of_events_in_a_ledger_does_not_change_the_names(ledgers: dict[str, Ledger]):

@@ -20,6 +20,7 @@ Run = Callable[..., object]
 Jobs = dict[str, Path]
 every_job = pytest.mark.parametrize("name", ["dense", "experts", "uneven"])
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 ROOMY = """\
 model: {model_type: llama, hidden_size: 128, intermediate_size: 256, num_hidden_layers: 8, num_attention_heads: 16,
         num_key_value_heads: 16, vocab_size: 512}
@@ -43,6 +44,23 @@ def test_the_beginning_of_a_name_is_enough_if_no_other_shares_it(ledgers: dict[s
     assert find(ledgers["dense"], "tensor.all_gather.forward").line.name == "tensor.all_gather.forward"
 
 
+def test_an_event_is_found_by_what_it_is_for(ledgers: dict[str, Ledger]):
+    assert find(ledgers["experts"], "return to each token what").line.name == "expert.all_to_all.forward.2"
+    with pytest.raises(MeshcostError, match="'dispatch': 2 events are for something of that name: expert"):
+        find(ledgers["experts"], "dispatch")
+
+
+@pytest.mark.parametrize("example", ["expert", "deepseek-v3"])
+def test_a_dispatch_is_named_before_its_combine_whichever_is_larger(example: str):
+    ledger = mc.analyze(mc.load(EXAMPLES / f"{example}.yaml"))
+    for phase in ("forward", "backward"):
+        shown = [
+            find(ledger, name).event
+            for name in (f"expert.all_to_all.{phase}", f"expert.all_to_all.{phase}.2")
+        ]
+        assert [event.why.partition(":")[0] for event in shown] == ["dispatch", "combine"]
+
+
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
@@ -52,6 +70,7 @@ def test_the_beginning_of_a_name_is_enough_if_no_other_shares_it(ledgers: dict[s
         ("-1", "Choose 1 to"),
         ("tensor.allgather.forward", "Near: tensor.all_gather.forward"),
         ("", "events begin so"),
+        ("Gradient", "events are for something of that name: "),
     ],
 )
 def test_what_is_not_found_says_what_is_near(ledgers: dict[str, Ledger], wanted: str, said: str):
@@ -178,17 +197,18 @@ def test_doubling_is_refused_where_the_job_would_be(ledgers: dict[str, Ledger], 
 def test_uneven_stages_are_not_said_to_be_independent_of_their_number():
     plain = yaml.safe_load(ROOMY)
     plain["parallel"]["pipeline"] = {"size": 2, "layers_per_stage": [3, 5]}
-    ledger = mc.analyze(mc.read_job(plain))
-    growth = {x.quantity: x for x in find(ledger, "tensor.all_gather.forward").growth()}
+    job = mc.read_job(plain)
+    growth = {x.quantity: x for x in find(mc.analyze(job), "tensor.all_gather.forward", job).growth()}
     assert growth["pipeline"].elasticity is None
     assert "dealt out" in growth["pipeline"].why
 
 
 def test_rounds_of_a_tree_have_no_slope():
     plain = yaml.safe_load(ROOMY) | {"algorithms": {"all_reduce": "tree"}}
-    ledger = mc.analyze(mc.read_job(plain))
+    job = mc.read_job(plain)
+    ledger = mc.analyze(job)
     (line,) = [x for x in Bill(ledger).lines if x.event.phase == "optimizer"]
-    growth = {x.quantity: x for x in find(ledger, line.name).growth()}
+    growth = {x.quantity: x for x in find(ledger, line.name, job).growth()}
     assert growth["tensor"].elasticity is None or growth["tensor"].doubled is not None
 
 
@@ -223,6 +243,39 @@ def test_the_list_names_every_event(run: Run, jobs: Jobs, ledgers: dict[str, Led
     assert run("explain", jobs["alone"]).code == 0
 
 
+@pytest.mark.parametrize("framework", ["textbook", "torch"])
+@pytest.mark.parametrize(
+    ("strategy", "cited", "not_cited"),
+    [
+        (
+            "ddp",
+            {"textbook": "Li et al.", "torch": "DistributedDataParallel"},
+            ("Zhao", "fully_shard", "Optimizer"),
+        ),
+        (
+            "zero1",
+            {"textbook": "Rajbhandari", "torch": "ZeroRedundancyOptimizer"},
+            ("Zhao", "fully_shard", "Li et al."),
+        ),
+        ("fsdp", {"textbook": "Zhao", "torch": "fully_shard"}, ("Li et al.", "DistributedDataParallel")),
+    ],
+)
+def test_who_says_so_is_who_says_it_of_that_strategy(
+    framework: str, strategy: str, cited: dict[str, str], not_cited: tuple[str, ...]
+):
+    parallel, batch = {"data": {"strategy": strategy, "size": 4}}, {"sequence": 64, "global_batch": 4}
+    job = mc.Job(model="gpt2", parallel=parallel, batch=batch, framework=framework)
+    ledger = mc.analyze(job)
+    for line in Bill(ledger).lines:
+        if line.event.strategy == strategy:
+            source = find(ledger, line.name).source["Source"]
+            assert cited[framework] in source
+            assert [name for name in not_cited if name in source] == []
+            assert not source.startswith(strategy)
+
+
 def test_claims_are_read_from_a_docstring():
+    text = "T.\n\nSource   A 2020\n         b, c: B 2021\n         d: C 2022\n         e: D\n"
+    assert claims(text, "b", {"b", "c", "d"}) == {"Source": "A 2020; B 2021; e: D"}
     assert claims("No fields here.") == {}
     assert claims("T.\n\nSource   A;\n         B 2020\n") == {"Source": "A; B 2020"}

@@ -30,11 +30,16 @@ def test_a_saved_bill_reads_like_its_job(run: Run, jobs: Jobs, bill: Path, comma
 
 
 def test_every_event_of_a_saved_bill_is_explained(run: Run, jobs: Jobs, bill: Path):
-    """By the formulas of its job; which symbols follow from others, and what may be doubled, the job knows better."""
+    """As in its job, but for how it grows, which needs the job: that is said, and nothing else is left out."""
     for number in range(1, len(json.loads(bill.read_text())["events"]) + 1):
         saved, fresh = (run("explain", path, number) for path in (bill, jobs["experts"]))
         assert (saved.code, saved.err) == (0, "")
-        assert saved.out.partition("\nSymbols\n")[0] == fresh.out.partition("\nSymbols\n")[0] != ""
+        before, _, after = fresh.out.partition("\nHow what is ")
+        assert saved.out.startswith(before.partition("\nSymbols\n")[0])
+        assert after.partition("\nWho says so\n")[2] in saved.out
+        assert saved.out.count("grows") == 1
+        assert "a saved bill does not hold the job" in saved.out.splitlines()[-1]
+        assert json.loads(run("explain", bill, number, "--format", "json").out)["growth"] is None
 
 
 def test_a_saved_bill_is_compared_with_jobs(run: Run, jobs: Jobs, bill: Path):

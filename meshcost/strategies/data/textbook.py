@@ -7,7 +7,9 @@ Calls    ddp     all_reduce W backward
          HSDP    as zero3 among the ranks of one replica, and all_reduce of each shard over the replicas
 Sends    2 W, 2 W, 2 W, 3 W times (d - 1) / d   elements per rank and micro-batch, ring
 Assumes  weights are dense buffers without padding; only weights with gradients are reduced or updated
-Source   Rajbhandari et al. 2020, section 7; Zhao et al. 2023, section 3.2.2 (hybrid sharding)
+Source   ddp: Li et al. 2020
+         Rajbhandari et al. 2020, section 7
+         zero3, fsdp: Zhao et al. 2023, section 3.2 (hybrid sharding: 3.2.2)
 """
 
 from collections.abc import Iterator

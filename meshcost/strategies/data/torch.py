@@ -7,7 +7,10 @@ Calls    ddp     all_reduce of each bucket of gradients, in the order in which t
          FullyShardedDataParallel   the same with flat parameters; under NO_SHARD, all_reduce F of each in backward
 Sends    P (d - 1) / d   bytes per call, ring
 Assumes  P is the group with each weight padded along its first dim to a multiple of the ranks; F is a flat parameter
-Source   torch.distributed.fsdp: fully_shard, FullyShardedDataParallel, torch 2.13
+Source   ddp: torch.nn.parallel.DistributedDataParallel; under NO_SHARD torch.distributed.fsdp
+         zero1: DistributedDataParallel and torch.distributed.optim.ZeroRedundancyOptimizer
+         zero2, zero3, fsdp: torch.distributed.fsdp: fully_shard, FullyShardedDataParallel
+         torch 2.13
 """
 
 from collections.abc import Iterator
