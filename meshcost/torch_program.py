@@ -5,7 +5,7 @@ They call when a pass enters a unit or leaves it, so their calls are parts of th
 made whole before).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from meshcost.flat_sharding import machine_of
@@ -219,18 +219,10 @@ class _Walk:
             if groups[at].leave == place and not groups[at].early:
                 yield from self._calls(machine.enter_backward(at), action)
         edge: tuple[int, ...] | None = None
-        for at in inside:
-            if (again := groups[at].again) is not None:
-                yield replace(part, above=edge, upto=again)
-                yield from self._calls(machine.enter_again(at), action)
-                edge = again
-        for at in reversed(inside):
-            low, high = groups[at].inside_backward or ((), ())
-            yield replace(part, above=edge, upto=low)
-            yield from self._calls(machine.enter_backward(at), action)
-            yield replace(part, above=low, upto=high)
-            yield from self._calls(machine.leave_backward(at), action)
-            edge = high
+        for order, meet, at in sorted(_moments(machine, inside), key=lambda moment: moment[0]):
+            yield replace(part, above=edge, upto=order)
+            yield from self._calls(meet(at), action)
+            edge = order
         yield replace(part, above=edge)
         for at in reversed(around):
             if groups[at].early and groups[at].leave == place:
@@ -243,6 +235,19 @@ class _Walk:
             yield Part(
                 f"{call.what} {call.group.name}", phase_of(action), action.micro_batch, call.group.label
             )
+
+
+def _moments(
+    machine: Machine, inside: Iterable[int]
+) -> Iterator[tuple[tuple[int, ...], Callable[[int], Iterable[Call]], int]]:
+    """When groups that are parts of a unit are met in its backward: computed again, entered and left."""
+    for at in inside:
+        group = machine.groups[at]
+        low, high = group.inside_backward or ((), ())
+        if group.again is not None:
+            yield group.again, machine.enter_again, at
+        yield low, machine.enter_backward, at
+        yield high, machine.leave_backward, at
 
 
 def _of_stage(machine: Machine, step: Step) -> Iterable[Call]:

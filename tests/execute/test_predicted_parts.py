@@ -98,6 +98,12 @@ EXPERTS = {
     ),
     "experts recomputed": job(MIXTRAL, {**fsdp(4), "expert": 2}, recompute="full"),
     "experts beside shared ones, recomputed": job(LATENT, {**fsdp(4), "expert": 2}, recompute="full"),
+    "experts that tokens reach inside their module, recomputed": job(
+        MIXTRAL,
+        {**fsdp(4), "expert": 2},
+        recompute="full",
+        torch={"exchange_inside": True, "prefetch": "next_unit"},
+    ),
     "experts and replicas": job(MIXTRAL, {**fsdp(8, replicate=2), "expert": 2}),
     "experts and plain replicas": job(MIXTRAL, {"data": 4, "expert": 2}),
     "experts on context ranks": job(MIXTRAL, {**fsdp(2), **ring(2), "expert": 2}),
@@ -121,6 +127,12 @@ TOGETHER = {
     ),
     "shards without a plan for ends": job(
         DENSE, {**fsdp(2), "tensor": {"size": 2, "vocabulary_parallel": False}}, recompute="full"
+    ),
+    "shards of parts of blocks, recomputed": job(
+        DENSE,
+        {**fsdp(2), **TENSOR},
+        recompute="full",
+        torch={"units": ["*.self_attn", "*.mlp", "blocks"], "prefetch": "next_unit"},
     ),
     "replicas": job(DENSE, {"data": 2, **TENSOR}, micro_batches=2, torch=BUCKETS),
     "stages of replicas": job(DENSE, {"data": 2, **STAGES, **TENSOR}, micro_batches=2, torch=BUCKETS),

@@ -12,6 +12,7 @@ from meshcost.sharding import Inside, ShardGroup, Sharding
 from meshcost.strategies.data.flat_parameter import flat_rules, reshards, trained_together
 from meshcost.strategies.data.options import SHARDS_WEIGHTS, syncs_every
 from meshcost.strategies.data.placed import TIED_HEAD, Placed, Units, placed_weights
+from meshcost.strategies.data.use_order import in_use_order
 from meshcost.strategies.regions import ENTER, INSIDE, LEAVE
 from meshcost.strategies.setting import Setting
 from meshcost.strategies.torch_options import BLOCKS, Unit
@@ -147,15 +148,17 @@ def _group(
     takes |= inside is not None and any(x.weight.trainable for x in stage if x.place == enter)
     gives = takes or any(x.weight.trainable for x in stage if x.place < until)
     are_experts = all(x.weight.group == "expert" for x in weights)
-    returns = inside is not None and are_experts and setting.recompute == "full"
+    again = inside[0] if inside is not None and setting.recompute == "full" else None
     group = ShardGroup(
         name=kind,
         label=kind if kind.startswith(ROOT) else weights[0].label,
         enter=enter - stage[0].place,
         leave=leave - stage[0].place,
         inside=inside,
-        inside_backward=_inside_backward(inside),
-        again=inside[0] if inside is not None and returns else None,
+        inside_backward=_inside_backward(
+            inside, at_once=again is not None and _ends_block(setting, members, stage)
+        ),
+        again=again,
         scatters=any(x.weight.trainable for x in weights),
         takes_gradient=takes,
         gives_gradient=gives,
@@ -249,13 +252,23 @@ def _inside(setting: Setting, members: Sequence[Placed], stage: Sequence[Placed]
     return None
 
 
-def _inside_backward(inside: Inside | None) -> Inside | None:
-    """The same for backward, where order (0, i, ...) becomes (1, -i, ...)."""
+def _ends_block(setting: Setting, members: Sequence[Placed], stage: Sequence[Placed]) -> bool:
+    """Whether what a group makes is what its block gives away, but for a sum with what passed it by."""
+    block = in_use_order([x for x in stage if x.place == members[0].place], setting.model)
+    return block[-1] in members and not all(x.weight.group == "expert" for x in members)
+
+
+def _inside_backward(inside: Inside | None, *, at_once: bool) -> Inside | None:
+    """The same for backward, where order (0, i, ...) becomes (1, -i, ...).
+
+    Torch notices that the backward of a module begins when it has the gradient of what the module made. At the end of a
+    block that is at once, before anything is computed again.
+    """
     if inside is None:
         return None
     (_, number, *first), (_, _, last) = inside
     if not first:
-        return (1, -number), (1, -number, 99)
+        return (-2,) if at_once else (1, -number), (1, -number, 99)
     return (1, -number, ENTER + LEAVE - last), (1, -number, ENTER + LEAVE - first[0])
 
 
