@@ -79,13 +79,14 @@ class Algorithm(ABC):
 
     ``forms`` and ``moved`` are closed: what the busiest rank, and what each rank moves. ``moves`` is the schedule. Laws
     hold the two against each other. ``least_bytes`` and ``least_rounds`` name the operations in which no algorithm can do
-    better, for any number of ranks; with ``switch``, a switch adds and copies. In the operations of ``alike`` all ranks do
-    the same, so that with equal cells one speaks for all.
+    better, for any number of ranks; with ``switch``, a switch adds and copies; with ``one_node``, that of a node, which
+    reaches no other. In the operations of ``alike`` all ranks do the same, so that with equal cells one speaks for all.
     """
 
     name: str
     source: str
     switch: bool = False
+    one_node: bool = False
     least_bytes: frozenset[str] = frozenset()
     least_rounds: frozenset[str] = frozenset()
     alike: frozenset[str] = frozenset()

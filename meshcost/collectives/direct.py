@@ -34,7 +34,7 @@ class Direct(Algorithm):
     """
 
     name = "direct"
-    how = "All at once, in one round: a message to every rank that needs one."
+    how = "One round: whoever has what another rank needs sends it there, all at the same time."
     source = "one message per pair; the least number of rounds any algorithm can have"
     ports = None
     least_bytes = frozenset(

@@ -45,6 +45,19 @@ SENT: Mapping[str, Expr] = MappingProxyType(
     }
 )
 
+
+def turning_point(sent: Expr) -> tuple[Expr, Expr, Expr] | None:
+    """Split a form that takes the lesser of a share of S and some bytes: up to which S it is what, and what above.
+
+    >>> turning_point(SENT["reduce"]), turning_point(SENT["all_reduce"])
+    ((2097152*n, S, S + S/n - 2097152), None)
+    """
+    for lesser in sent.atoms(Min):
+        most, share = sorted(lesser.args, key=lambda part: part.has(S))
+        return S * most / share, sent.xreplace({lesser: share}), sent.xreplace({lesser: most})
+    return None
+
+
 #: How it does each operation.
 HOW: Mapping[str, str] = MappingProxyType(
     {

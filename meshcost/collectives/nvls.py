@@ -32,6 +32,7 @@ class Nvls(Algorithm):
     )
     source = "NCCL src/device/all_reduce.h, NVLS on one node; Hopper multimem loads and stores (PTX ISA)"
     switch = True
+    one_node = True
     forms = MappingProxyType(
         {
             "reduce_scatter": Form(sent=S, received=S / n, total=n * S, rounds=_TWO),

@@ -95,18 +95,58 @@ def replay(steps: Steps) -> tuple[Mapping[int, Contributions], ...]:
     >>> [sorted(rank[0]) for rank in replay(steps)]
     [[0, 1], [0, 1]]
     """
-    held: list[Held] = [{cell: frozenset({rank}) for cell in cells} for rank, cells in enumerate(steps.start)]
-    if steps.switch:
-        held.append({})
-    for number, messages in enumerate(steps.rounds):
-        if not messages:
-            raise MeshcostError(f"round {number}: nobody sends.")
-        _play(messages, held, steps.ranks, f"round {number}")
+    *_, held = _played(steps)
     for rank, cells in enumerate(steps.end):
         missing = [cell for cell in cells if cell not in held[rank]]
         if missing:
             raise MeshcostError(f"rank {rank} ends without cells {missing}.")
     return tuple(held)
+
+
+def _played(steps: Steps) -> Iterator[list[Held]]:
+    """Yield who holds what before the first round and after each: one list, which the next round changes."""
+    held: list[Held] = [{cell: frozenset({rank}) for cell in cells} for rank, cells in enumerate(steps.start)]
+    if steps.switch:
+        held.append({})
+    yield held
+    for number, messages in enumerate(steps.rounds):
+        if not messages:
+            raise MeshcostError(f"round {number}: nobody sends.")
+        _play(messages, held, steps.ranks, f"round {number}")
+        yield held
+
+
+def in_use(steps: Steps) -> list[tuple[Mapping[int, Contributions], ...]]:
+    """Return, before the first round and after each, the cells of each rank that the rest of the schedule still uses.
+
+    Those are what it will send, add to, or must have at the end, and whose data is in each; errors are those of ``replay``.
+
+    >>> turn = (Message(0, 1, (1,), add=True), Message(1, 0, (0,), add=True))
+    >>> steps = Steps("reduce_scatter", 2, (5, 5), (frozenset({0, 1}),) * 2, ((0,), (1,)), (turn,))
+    >>> [[list(rank) for rank in state] for state in in_use(steps)]
+    [[[0, 1], [0, 1]], [[0], [1]]]
+    """
+    return [
+        tuple(
+            {cell: rank[cell] for cell in sorted(used & set(rank))}
+            for rank, used in zip(held, uses, strict=True)
+        )
+        for held, uses in zip(_played(steps), _uses(steps), strict=True)
+    ]
+
+
+def _uses(steps: Steps) -> list[list[set[int]]]:
+    """Go through the rounds from the last to the first: what is replaced was of no use, what is sent is."""
+    uses = [[*map(set, steps.end), *[set[int]()] * steps.switch]]
+    for messages in reversed(steps.rounds):
+        used = [set(cells) for cells in uses[-1]]
+        for message in messages:
+            if not message.add:
+                used[message.target].difference_update(message.cells)
+        for message in messages:
+            used[message.source].update(message.cells)
+        uses.append(used)
+    return uses[::-1]
 
 
 def _play(messages: Round, held: list[Held], ranks: int, where: str) -> None:

@@ -12,27 +12,31 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+from sympy import Expr, Integer, Symbol
 
 from meshcost.collectives import DEFAULTS
-from meshcost.collectives.gloo import FRAME_BYTES, HOW, SENT
-from meshcost.collectives.many_ranks import ODD
+from meshcost.collectives.gloo import FRAME_BYTES, HOW, SENT, turning_point
 from meshcost.collectives.operations import OPERATIONS, Operation, operation
-from meshcost.formula import ones_below, value
+from meshcost.formula import value
 from meshcost.report.collectives_costs import cost_tables
 from meshcost.report.collectives_facts import (
+    RING_SHOWN,
     as_dict,
     costs,
     gather_over_exchange,
     growth,
     identity,
+    ring_rounds,
 )
 from meshcost.report.collectives_group import GROUP, Group, grouped
+from meshcost.report.collectives_notes import footnotes
 from meshcost.report.collectives_picture import (
     ASCII,
     UNICODE,
     Glyphs,
     before_after,
     draw,
+    draw_rows,
     legend,
     panel,
     tiny,
@@ -44,6 +48,7 @@ from meshcost.symbols import S, e, k
 __all__ = ["as_dict", "overview", "page"]
 
 _BAR = 20
+_MIB = 2**20
 _NAME = 18
 
 
@@ -147,12 +152,14 @@ class _Page:
             yield Text("")
             yield _indented(Text("\n".join(before_after(op, ranks, glyphs, width)), overflow="fold"))
             yield Text("")
-            yield _indented(Text(legend(op, ranks, glyphs)))
+            yield _indented(Text(legend((op.before(ranks), op.after(ranks)), glyphs)))
             yield from _section("In and out", *_in_and_out(op, self.group, glyphs))
         heading = f"What it costs between {self.group.sentence}"
         yield from _section(
-            heading, *cost_tables(op, self.group, glyphs, width), *_words(op, self.group, glyphs)
+            heading, *cost_tables(op, self.group, glyphs, width), *footnotes(op, self.group, glyphs)
         )
+        if op.name in RING_SHOWN:
+            yield from _ring(op, ranks, glyphs, width)
         yield from _section("As Gloo runs it, PyTorch's library for CPUs", *_on_gloo(op, self.group, glyphs))
         if op.name == "all_reduce":
             yield from _two_steps(ranks, glyphs, width)
@@ -176,40 +183,36 @@ def _in_and_out(op: Operation, group: Group, glyphs: Glyphs) -> Iterator[Text]:
     )
 
 
-def _words(op: Operation, group: Group, glyphs: Glyphs) -> Iterator[Text]:
-    """What the tables do not say themselves."""
-    found = costs(op, group)
-    forms = [x for cost in found for x in (cost.rounds, cost.sent, cost.received, cost.total, cost.added)]
-    yield Text("")
-    if op.lower_bound:
-        yield Text(
-            "Sent, received, added up: by the busiest rank. Times the least: what it sends or receives, whichever is more, "
-            "over the least bytes above; a switch that adds may stay below."
-        )
-    yield Text(
-        "Rounds are compared with the fewest that are possible: where a rank sends k messages at once, those who know of "
-        f"something can grow k + 1 times in a round, which takes {'log(k+1) n'.join(glyphs.ceiling)}; a message to every "
-        "peer takes 1, a switch 2."
-    )
-    yield Text(
-        f"n {glyphs.arrow} {glyphs.infinity}: for ever more ranks; - where that depends on how far n is from a power of two."
-    )
-    if any(cost.inside is not None for cost in found):
-        yield Text(f"g: ranks in one node, here {group.per_node}; --ranks-per-node says otherwise.")
-    if any(amount.has(ones_below) for amount in forms):
-        yield Text("ones_below(n): ones in the binary digits of 0 to n - 1 together.")
-    if any(amount.has(ODD) for amount in forms):
-        yield Text(f"{written(ODD, glyphs)}: 0 if n is a power of two, else 1.")
-
-
 def _on_gloo(op: Operation, group: Group, glyphs: Glyphs) -> Iterator[Text]:
     how, sent = HOW[op.name], SENT[op.calls[0]]
-    moved = written(sent, glyphs)
-    if sent.free_symbols - {S}:
-        moved += f" = {multiple(group.payloads(sent), 'S')}"
-    data = f"Its busiest rank sends {moved}, and each" if sent else "Each"
+    data = f"Its busiest rank sends {_busiest(sent, group, glyphs)}, and each" if sent else "Each"
     yield Text(
         f"{how[0].upper()}{how[1:]}. {data} message has {FRAME_BYTES} B of frames. meshcost verify counts it."
+    )
+
+
+def _busiest(sent: Expr, group: Group, glyphs: Glyphs) -> str:
+    """Write what is sent here; where large buffers fare otherwise, up to which size that is so, and what comes after."""
+    mib = Symbol("MiB", positive=True)
+    large = {x: x / _MIB * mib for x in sent.atoms(Integer) if x >= _MIB}
+    turn = turning_point(sent.xreplace(large))
+    if turn is not None:
+        most, below, above = (written(part, glyphs) for part in turn)
+        here = float(group.payloads(turn[0].xreplace({mib: Integer(1)})))
+        return f"{below} up to S = {most} ({here:g} MiB here), above that {above}"
+    figure = f" = {multiple(group.payloads(sent), 'S')}" if sent.free_symbols - {S} else ""
+    return f"{written(sent, glyphs)}{figure}"
+
+
+def _ring(op: Operation, ranks: int, glyphs: Glyphs, width: int) -> Iterator[RenderableType]:
+    states = ring_rounds(op.name, ranks)
+    titles = "before", *(f"round {number}" for number in range(1, len(states)))
+    panels = [panel(title, state, glyphs, spelled=False) for title, state in zip(titles, states, strict=True)]
+    yield from _section(
+        f"The ring, round by round, between {len(states[0])} ranks",
+        Text("\n".join(draw_rows(panels, glyphs, width)), overflow="fold"),
+        Text(""),
+        Text(legend(states, glyphs, spelled=False, empty="nothing, or nothing that the rank still needs")),
     )
 
 
@@ -223,7 +226,7 @@ def _two_steps(ranks: int, glyphs: Glyphs, width: int) -> Iterator[RenderableTyp
         "all_reduce = reduce_scatter, then all_gather",
         Text("\n".join(draw(panels, glyphs, width)), overflow="fold"),
         Text(""),
-        Text(legend(operation("reduce_scatter"), ranks, glyphs, spelled=False)),
+        Text(legend(proof.states, glyphs, spelled=False)),
         Text(f"By data: what is left at the end and what all_reduce leaves are {verdict}."),
         Text(f"By formula, on a ring: {terms} = {written(proof.difference, glyphs)}."),
     )

@@ -51,6 +51,8 @@ def cost_tables(op: Operation, group: Group, glyphs: Glyphs, width: int) -> Iter
         yield _aside(cost.how)
         for row in rows:
             yield from _lines(row._replace(label=_INDENT + row.label), widths)
+        if cost.one_node and group.nodes > 1:
+            yield _aside(f"On one node only: these figures are for {group.ranks} ranks on one.")
         if len(cost.shares) > 1:
             yield _aside(f"Ranks differ: {'; '.join(map(_shared, cost.shares))}.")
         yield _aside(f"Source: {cost.source}")
@@ -98,8 +100,8 @@ def _rows(cost: Cost, group: Group, glyphs: Glyphs, least: Optimality) -> Iterat
         yield row("of it in the node", cost.inside)
         yield row("to other nodes", cost.between)
     yield row("sent by all ranks", cost.total)
-    if cost.crossing is not None and 1 < group.per_node < group.ranks:
-        yield _Row("of it between nodes", "counted", multiple(cost.crossing, "S"))
+    if (crossing := cost.partly_crossing(group)) is not None:
+        yield _Row("of it between nodes", "counted", multiple(crossing, "S"))
     if cost.added:
         yield row("added up", cost.added)
 

@@ -10,7 +10,7 @@ from sympy import Expr, Integer, Max, simplify
 from sympy.core.function import Application
 
 from meshcost.collectives import ALGORITHMS, DEFAULTS, Algorithm
-from meshcost.collectives.gloo import FRAME_BYTES, HOW, SENT
+from meshcost.collectives.gloo import FRAME_BYTES, HOW, SENT, turning_point
 from meshcost.collectives.hierarchical import OnNodes
 from meshcost.collectives.operations import (
     OPERATIONS,
@@ -21,6 +21,7 @@ from meshcost.collectives.operations import (
     ring_difference,
 )
 from meshcost.collectives.optimality import Optimality, optimality
+from meshcost.collectives.schedule import in_use
 from meshcost.formula import pretty
 from meshcost.report.collectives_group import GROUP, Group, grouped
 from meshcost.report.collectives_picture import plain
@@ -29,6 +30,8 @@ from meshcost.symbols import S, T, b_d, e, g, h, k, n
 
 #: Numbers of ranks at which a page shows how an all-reduce grows.
 GROWTH = (2, 4, 8, 64, 1024)
+#: Operations whose ring is shown round by round, and between how many ranks at most.
+RING_SHOWN, RING_RANKS = ("all_reduce", "reduce_scatter", "all_gather"), 4
 
 
 class Share(NamedTuple):
@@ -46,7 +49,7 @@ class Cost(NamedTuple):
     ``inside`` and ``between`` are what a rank sends within its node and to others, where the algorithm states it;
     ``crossing`` is what all ranks of the group together send to other nodes, counted on the schedule, as a multiple of S,
     and None where a switch sends, too. ``shares`` are the ranks of the group that move alike. A message to one rank has
-    neither.
+    neither. With ``one_node`` it is for ranks on one node only.
     """
 
     algorithm: str
@@ -62,10 +65,15 @@ class Cost(NamedTuple):
     crossing: Fraction | None
     shares: tuple[Share, ...]
     source: str
+    one_node: bool
 
     def busy_sender(self, group: Group) -> bool:
         """Whether the busiest rank sends at least as much as any receives."""
         return group.payloads(self.sent) >= group.payloads(self.received)
+
+    def partly_crossing(self, group: Group) -> Fraction | None:
+        """What crosses nodes, where that may be a part of what is sent; None where it is all or nothing, or not counted."""
+        return self.crossing if self.total and 1 < group.per_node < group.ranks else None
 
 
 @cache
@@ -104,6 +112,7 @@ def _cost(op: Operation, stated: Algorithm, group: Group) -> Cost:
         crossing=None if algorithm.switch or is_message else _crossing(algorithm, op.name, group),
         shares=() if is_message else tuple(_shares(algorithm, op.name, group.ranks)),
         source=stated.source,
+        one_node=stated.one_node,
     )
 
 
@@ -128,6 +137,24 @@ def _shares(algorithm: Algorithm, op: str, ranks: int) -> Iterator[Share]:
         alike.setdefault(moved, []).append(at)
     for (sent, received), places in alike.items():
         yield Share(tuple(places), Fraction(sent, elements), Fraction(received, elements))
+
+
+def ring_rounds(op: str, ranks: int) -> list[State]:
+    """What a ring leaves in use on each rank, before its first round and after each, from its schedule.
+
+    Between more than four ranks it is that of four, which goes on alike.
+
+    >>> ring_rounds("reduce_scatter", 9)[-1] == operation("reduce_scatter").after(4)
+    True
+    """
+    shown = min(ranks, RING_RANKS)
+    return [
+        tuple(
+            tuple(frozenset((rank, c) for rank in held[c]) if c in held else None for c in range(shown))
+            for held in state
+        )
+        for state in in_use(ALGORITHMS["ring"].steps(op, shown, shown))
+    ]
 
 
 class Identity(NamedTuple):
@@ -209,7 +236,7 @@ def as_dict(op: str | None = None, ranks: int = 4, ranks_per_node: int | None = 
         "algorithms": {cost.algorithm: _plain_cost(cost, group) for cost in costs(found, group)},
         "gloo": {
             "how": HOW[found.name],
-            "sent": _figure(SENT[found.calls[0]], group),
+            "sent": _gloo_figure(SENT[found.calls[0]], group),
             "frame_bytes": FRAME_BYTES,
         },
         "optimality": [_plain_row(row) for row in optimality(ranks, found.calls[0], group.per_node)],
@@ -224,15 +251,18 @@ def as_dict(op: str | None = None, ranks: int = 4, ranks_per_node: int | None = 
 def _more(op: Operation, ranks: int) -> dict[str, Any]:
     if op.name == "all_to_all":
         return {"all_gather_over_all_to_all": pretty(gather_over_exchange())}
-    if op.name != "all_reduce":
+    if op.name not in RING_SHOWN:
         return {}
+    ring = {"ring_rounds": [plain(state) for state in ring_rounds(op.name, ranks)]}
+    if op.name != "all_reduce":
+        return ring
     proof = identity(ranks)
     steps = {
         "steps": [plain(state) for state in proof.states],
         "equal": proof.equal,
         "difference": pretty(proof.difference),
     }
-    return {"identity": steps, "growth": {at: str(amount) for at, amount in growth()}}
+    return {**ring, "identity": steps, "growth": {at: str(amount) for at, amount in growth()}}
 
 
 def _size(group: Group) -> dict[str, int]:
@@ -253,12 +283,23 @@ def _plain_cost(cost: Cost, group: Group) -> dict[str, Any]:
         "how": cost.how,
         "all_between_nodes": crossing,
         "by_rank": by_rank,
+        "one_node": cost.one_node,
         "source": cost.source,
     }
 
 
 def _plain_row(row: Optimality) -> dict[str, Any]:
     return {key: str(x) if isinstance(x, Fraction) else x for key, x in row._asdict().items()}
+
+
+def _gloo_figure(sent: Expr, group: Group) -> dict[str, Any]:
+    """A figure, and up to how many bytes of S it is that multiple of S; None for any S."""
+    turn = turning_point(sent)
+    return {
+        **_figure(sent if turn is None else turn[1], group),
+        "formula": pretty(sent),
+        "up_to_bytes": None if turn is None else int(group.payloads(turn[0])),
+    }
 
 
 def _figure(amount: Expr, group: Group) -> dict[str, Any]:

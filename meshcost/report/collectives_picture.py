@@ -74,15 +74,26 @@ def panel(title: str, state: State, glyphs: Glyphs, *, spelled: bool) -> Panel:
 
 def draw(panels: Sequence[Panel], glyphs: Glyphs, width: int) -> list[str]:
     """Put pictures side by side with arrows between, or below each other where the width does not hold them."""
-    labels = [f"rank {rank}" for rank in range(len(panels[0].rows))]
-    columns = [_column("", labels)]
-    for number, each in enumerate(panels):
-        columns.append(_column("", [glyphs.arrow if number else ""] * len(labels)))
-        columns.append(_column(each.title, each.rows))
-    lines = [" ".join(line).rstrip() for line in zip(*columns, strict=True)]
+    lines = _side_by_side(panels, glyphs)
     if max(map(len, lines)) <= width:
         return lines
+    labels = _labels(panels[0])
     return [line for number, each in enumerate(panels) for line in _below(number, each, labels)]
+
+
+def draw_rows(panels: Sequence[Panel], glyphs: Glyphs, width: int) -> list[str]:
+    """Put pictures side by side, as many in a row as the width holds, and the rows below each other.
+
+    >>> print(*draw_rows([Panel(x, ["A0"]) for x in ("a", "b", "c")], ASCII, 16), sep="|")
+            a     b|rank 0  A0 -> A0||        c|rank 0  A0
+    """
+    rows: list[list[Panel]] = []
+    for each in panels:
+        if rows and max(map(len, _side_by_side([*rows[-1], each], glyphs))) <= width:
+            rows[-1].append(each)
+        else:
+            rows.append([each])
+    return [line for row in rows for line in ("", *draw(row, glyphs, width))][1:]
 
 
 def _below(number: int, each: Panel, labels: list[str]) -> list[str]:
@@ -97,6 +108,18 @@ def _column(title: str, rows: Iterable[str]) -> list[str]:
     return [line.ljust(wide) for line in lines]
 
 
+def _labels(each: Panel) -> list[str]:
+    return [f"rank {rank}" for rank in range(len(each.rows))]
+
+
+def _side_by_side(panels: Sequence[Panel], glyphs: Glyphs) -> list[str]:
+    columns = [_column("", labels := _labels(panels[0]))]
+    for number, each in enumerate(panels):
+        columns.append(_column("", [glyphs.arrow if number else ""] * len(labels)))
+        columns.append(_column(each.title, each.rows))
+    return [" ".join(line).rstrip() for line in zip(*columns, strict=True)]
+
+
 def before_after(op: Operation, ranks: int, glyphs: Glyphs, width: int) -> list[str]:
     """Draw what an operation does; sums are spelled out where they are short.
 
@@ -109,17 +132,22 @@ def before_after(op: Operation, ranks: int, glyphs: Glyphs, width: int) -> list[
     return draw([panel(title, state, glyphs, spelled=spelled) for title, state in states], glyphs, width)
 
 
-def legend(op: Operation, ranks: int, glyphs: Glyphs, *, spelled: bool | None = None) -> str:
-    """Say how to read a picture."""
-    cells = [cell for row in op.before(ranks) + op.after(ranks) for cell in row]
-    signs = ["A0 is chunk 0 of rank 0's data, B0 that of rank 1, and so on"] if any(cells) else []
+def legend(
+    states: Iterable[State], glyphs: Glyphs, *, spelled: bool | None = None, empty: str = "nothing"
+) -> str:
+    """Say how to read a picture of some states."""
+    rows = [row for state in states for row in state]
+    cells, ranks = [cell for row in rows for cell in row], len(rows[0])
+    holders = {rank for cell in cells for rank, _ in cell or ()}
+    others = ", B0 that of rank 1, and so on" * (len(holders) > 1)
+    signs = [f"A0 is chunk 0 of rank 0's data{others}"] if holders else []
     spelled = ranks <= _SPELLED_OUT if spelled is None else spelled
     if any(cell and len(cell) > 1 for cell in cells) and not spelled:
         named = [f"{letter(rank)}0" for rank in range(ranks)]
         terms = named if ranks <= _SPELLED_OUT else [*named[:2], "...", named[-1]]
         signs.append(f"{glyphs.sum}0 = {' + '.join(terms)}")
     if any(cell is None for cell in cells):
-        signs.append(f"{_EMPTY} is nothing")
+        signs.append(f"{_EMPTY} is {empty}")
     return "; ".join(signs) + "."
 
 
