@@ -33,6 +33,10 @@ class Moment(NamedTuple):
     step: Pass
     region: int
 
+    def order(self, moment: int) -> tuple[int, ...]:
+        """Place of a moment within this pass."""
+        return self.step.order(self.region, moment)
+
 
 def events(expert: ExpertParallel, view: View) -> Iterator[Event]:
     """Yield dispatch and combine of every block that has experts, wherever these live apart from other weights."""
@@ -54,8 +58,8 @@ def _exchanges(expert: ExpertParallel, view: View, at: Moment) -> Iterator[Event
     first, last = (_COMBINE, _DISPATCH) if backward else (_DISPATCH, _COMBINE)
     dispatch = _to_all(expert, view, at, "dispatch", f"dispatch: send {there} to its experts")
     combine = _to_all(expert, view, at, "combine", f"combine: return to each token {back}")
-    yield from view.call(dispatch, at.unit, order=at.step.order(at.region, first))
-    yield from view.call(combine, at.unit, order=at.step.order(at.region, last))
+    yield from view.call(dispatch, at.unit, order=at.order(first))
+    yield from view.call(combine, at.unit, order=at.order(last))
 
 
 def _to_all(
@@ -102,8 +106,8 @@ def _split_experts(expert: ExpertParallel, view: View, at: Moment) -> Iterator[E
     scatter = _draft(
         view, "reduce_scatter", axes, payload, f"sum the {gradient}output of an expert split over ranks", at
     )
-    yield from view.call(gather, at.unit, order=at.step.order(at.region, spread))
-    yield from view.call(scatter, at.unit, order=at.step.order(at.region, collect))
+    yield from view.call(gather, at.unit, order=at.order(spread))
+    yield from view.call(scatter, at.unit, order=at.order(collect))
 
 
 def _restore(view: View, at: Moment) -> Iterator[Event]:
@@ -113,7 +117,7 @@ def _restore(view: View, at: Moment) -> Iterator[Event]:
     why = f"collect the {at.step.gradient}tokens that tensor ranks dealt out to experts"
     draft = _draft(view, "all_gather", ("tensor",), sym.T * sym.h * sym.b_a, why, at)
     forward = at.step.going == "forward"
-    yield from view.call(draft, at.unit, order=at.step.order(at.region, _RESTORE if forward else 1))
+    yield from view.call(draft, at.unit, order=at.order(_RESTORE if forward else 1))
 
 
 def _draft(view: View, op: str, axes: tuple[str, ...], payload: Expr, why: str, at: Moment) -> Draft:

@@ -10,7 +10,6 @@ Source   torch.distributed.all_to_all_single; torch.utils.checkpoint (torch 2.13
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
 from sympy import Expr, Integer, Mul, ceiling
 
@@ -18,7 +17,8 @@ from meshcost import symbols as sym
 from meshcost.event import Event
 from meshcost.formula import value
 from meshcost.strategies.expert.options import ExpertParallel
-from meshcost.strategies.regions import BACKWARD, Pass, expert_region, passes
+from meshcost.strategies.expert.textbook import Moment
+from meshcost.strategies.regions import BACKWARD, expert_region, passes
 from meshcost.strategies.torch_layout import computed_in, gradients_from, is_shared_expert, is_trained
 from meshcost.strategies.view import Draft, Unit, View
 
@@ -26,18 +26,6 @@ _AXES = ("expert",)
 
 #: Moments within the region of the experts.
 _COUNTS, _DISPATCH, _COMBINE = 3, 4, 7
-
-
-class Moment(NamedTuple):
-    """Where experts are computed: the unit, the pass, and the number of the region."""
-
-    unit: Unit
-    step: Pass
-    region: int
-
-    def order(self, moment: int) -> tuple[int, ...]:
-        """Place of a moment within this pass."""
-        return self.step.order(self.region, moment)
 
 
 def events(expert: ExpertParallel, view: View) -> Iterator[Event]:
