@@ -13,6 +13,7 @@ that src/graph/tuning.cc counts. Where links were measured over Gloo, neither is
 """
 
 from math import ceil, log2
+from typing import NamedTuple
 
 from meshcost.clusters import Cluster, LinkClass
 from meshcost.event import Event
@@ -31,8 +32,52 @@ def caveat(cluster: Cluster) -> str:
     return f"{CAVEAT} {_ASSUMED[cluster.library]}"
 
 
-def seconds(event: Event, cluster: Cluster) -> float:
-    """Time of one call of an event by its busiest rank.
+class Transfer(NamedTuple):
+    """Bytes of one call that one rank moves over one class of links, at so many bytes a second.
+
+    Where ``turns`` is more than one, so many ranks of a node share a network adapter and wait for each other.
+    """
+
+    link: LinkClass
+    size: int
+    turns: float
+    bandwidth: float
+
+    @property
+    def seconds(self) -> float:
+        """Bytes by bandwidth, as often as ranks take turns."""
+        return self.size * self.turns / self.bandwidth
+
+
+class Wait(NamedTuple):
+    """Rounds of one call that wait for a message over one class of links, each for its latency in seconds."""
+
+    link: LinkClass
+    rounds: int
+    latency: float
+
+    @property
+    def seconds(self) -> float:
+        """Rounds times latency."""
+        return self.rounds * self.latency
+
+
+class Timing(NamedTuple):
+    """What the seconds of one call are made of: rounds that wait, and bytes over links that work at the same time."""
+
+    waits: tuple[Wait, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
+    #: Whether an all-reduce by ring goes by tree, as it is faster for a small message.
+    by_tree: bool = False
+
+    @property
+    def seconds(self) -> float:
+        """The rounds one after the other, and the transfer that takes longest."""
+        return max((x.seconds for x in self.transfers), default=0.0) + sum(x.seconds for x in self.waits)
+
+
+def timing(event: Event, cluster: Cluster) -> Timing:
+    """Time of one call of an event by its busiest rank, in its parts.
 
     The event has to be priced. Raises LedgerError if it is not, JobError if the cluster does not say how fast a class of
     links is that the call uses.
@@ -41,25 +86,31 @@ def seconds(event: Event, cluster: Cluster) -> float:
     >>> from meshcost.job import Job, analyze
     >>> job = Job(model="llama-3-8b", parallel={"data": 8}, batch={"sequence": 8192, "global_batch": 8})
     >>> event = analyze(job).events[0]                   # 16 GB of gradients, all-reduced inside one node
-    >>> round(seconds(event, read_cluster("h100-dgx")), 4)
+    >>> parts = timing(event, read_cluster("h100-dgx"))
+    >>> (bytes_of,), (wait,) = parts.transfers, parts.waits
+    >>> bytes_of.size, bytes_of.bandwidth, wait.rounds, wait.latency
+    (28105914368, 370000000000.0, 14, 1.83e-06)
+    >>> round(parts.seconds, 4)                          # 28,105,914,368 / 370e9 + 14 * 1.83e-6
     0.076
     """
-    used = _bytes_by_class(event, cluster)
-    if not used:
-        return 0.0
-    speeds = {kind: cluster.link(kind).speed(event.op) for kind in used}
-    moved = max(speeds[kind].seconds(rounds=0, sent_bytes=size) for kind, size in used.items())
+    transfers = _transfers(event, cluster)
+    if not transfers:
+        return Timing()
     price = event.priced
-    hops = [(price.rounds - price.inter_node_rounds, price.inter_node_rounds)]
+    inside, between = price.rounds - price.inter_node_rounds, price.inter_node_rounds
+    routes = [(_waits(inside, between, event.op, cluster), False)]
     if event.op == "all_reduce" and price.algorithm == "ring" and cluster.library == "nccl":
-        hops.append(_tree(event))
-    return moved + min(_wait(inside, between, event.op, cluster) for inside, between in hops)
+        routes.append((_waits(*_tree(event), event.op, cluster), True))
+    waits, by_tree = min(routes, key=lambda route: sum(x.seconds for x in route[0]))
+    return Timing(waits, transfers, by_tree)
 
 
-def _wait(inside: int, between: int, op: str, cluster: Cluster) -> float:
+def _waits(inside: int, between: int, op: str, cluster: Cluster) -> tuple[Wait, ...]:
     hops: dict[LinkClass, int] = {"intra_node": inside, "inter_node": between}
-    return sum(
-        number * cluster.link(kind).speed(op).latency.seconds for kind, number in hops.items() if number
+    return tuple(
+        Wait(kind, number, cluster.link(kind).speed(op).latency.seconds)
+        for kind, number in hops.items()
+        if number
     )
 
 
@@ -70,7 +121,7 @@ def _tree(event: Event) -> tuple[int, int]:
     return 2 * (members - 1), 2 * ceil(log2(-(-event.group_size // members)))
 
 
-def _bytes_by_class(event: Event, cluster: Cluster) -> dict[LinkClass, float]:
+def _transfers(event: Event, cluster: Cluster) -> tuple[Transfer, ...]:
     """Bytes of one call by class of links; a rank that receives more than it sends waits for that.
 
     Ranks that take turns at an adapter are as slow as if each had more to send.
@@ -79,7 +130,12 @@ def _bytes_by_class(event: Event, cluster: Cluster) -> dict[LinkClass, float]:
     most = 0 if event.op == "recv" else max(price.sent_bytes, price.received_bytes)
     leaving = price.rail_bytes if cluster.library == "nccl" else price.inter_node_bytes
     between = most * leaving // price.sent_bytes if price.sent_bytes else 0
-    found: dict[LinkClass, float] = {"intra_node": most - between, "inter_node": between}
+    found: dict[LinkClass, int] = {"intra_node": most - between, "inter_node": between}
+    turns = dict.fromkeys(found, 1.0)
     if between and (adapters := cluster.link("inter_node").adapters):
-        found["inter_node"] = between * max(1, cluster.gpus_per_node / adapters)
-    return {kind: size for kind, size in found.items() if size}
+        turns["inter_node"] = max(1.0, cluster.gpus_per_node / adapters)
+    return tuple(
+        Transfer(kind, size, turns[kind], cluster.link(kind).speed(event.op).bandwidth.bytes_per_second)
+        for kind, size in found.items()
+        if size
+    )

@@ -12,9 +12,9 @@ from meshcost.cli.options import (
     By,
     CallFormat,
     Framework,
+    OnCluster,
     PageFormat,
     choice,
-    complete_clusters,
     read_frameworks,
 )
 from meshcost.report.output import show, write, write_json
@@ -30,13 +30,7 @@ def analyze(  # noqa: PLR0913, PLR0917 - one argument for each option that a per
     framework: Framework = None,
     form: Annotated[BillFormat, choice(BillFormat, "--format", help="How it is written.")] = BillFormat.table,
     exact: Annotated[bool, typer.Option("--exact", help="Every digit of every byte in the tables.")] = False,
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            help="Seconds on this cluster: a name, or a file of verify --save.",
-            autocompletion=complete_clusters,
-        ),
-    ] = None,
+    cluster: OnCluster = None,
 ) -> None:
     """Print the bill of one training step: every collective, how often, on how much, and why."""
     ledger, asked = read_bill(job, framework, cluster)
@@ -67,19 +61,21 @@ def explain(
     ] = None,
     framework: Framework = None,
     form: Annotated[PageFormat, choice(PageFormat, "--format", help="How it is written.")] = PageFormat.table,
+    cluster: OnCluster = None,
 ) -> None:
     """Explain one line of the bill: its formula, its symbols, the numbers put in, its source, and how it grows."""
-    ledger, asked = read_bill(job, framework)
+    ledger, asked = read_bill(job, framework, cluster)
     from meshcost.report import data
     from meshcost.report.bill import Bill
     from meshcost.report.explain import as_dict, find
     from meshcost.report.explain_page import Listed, Page
 
+    speeds = asked.cluster if asked else named_cluster(cluster, ledger.mesh.gpus_per_node)
     if event is None:
-        bill = Bill(ledger)
+        bill = Bill(ledger, cluster=speeds)
         show_or_dump(form, lambda: Listed(bill), lambda: data.event_rows(bill))
     else:
-        found = find(ledger, event, asked)
+        found = find(ledger, event, asked, speeds)
         show_or_dump(form, lambda: Page(found), lambda: as_dict(found))
 
 

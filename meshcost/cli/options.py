@@ -139,6 +139,15 @@ BillFile = Annotated[
         show_default=False,
     ),
 ]
+OnCluster = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        help="Seconds on this cluster: a name, or a file of verify --save.",
+        autocompletion=complete_clusters,
+        show_default=False,
+    ),
+]
 Framework = Annotated[
     Profile | None,
     choice(

@@ -10,7 +10,7 @@ from meshcost.errors import LedgerError
 from meshcost.event import BETWEEN, CLUSTER, INSIDE, PHASES, Event, Totals, by_link
 from meshcost.ledger import KEYS, Ledger
 from meshcost.listing import listed
-from meshcost.timing import caveat, seconds
+from meshcost.timing import caveat, timing
 
 
 class Line(NamedTuple):
@@ -65,16 +65,17 @@ class Bill:
     @property
     def timed(self) -> bool:
         """Whether there are seconds: of a cluster that says how fast its links are, or stated by a saved bill."""
-        return self._speeds is not None or bool(self.ledger.seconds)
+        return self.speeds is not None or bool(self.ledger.seconds)
 
     @property
-    def _speeds(self) -> Cluster | None:
+    def speeds(self) -> Cluster | None:
+        """The cluster that the seconds are counted on; None where it does not say how fast its links are."""
         return self.cluster if self.cluster is not None and self.cluster.links else None
 
     @property
     def timed_on(self) -> dict[str, str]:
         """The ``cluster`` that the seconds are of, by name, and the ``caveat`` that stands beside them."""
-        if (speeds := self._speeds) is not None:
+        if (speeds := self.speeds) is not None:
             return {"cluster": speeds.name, "caveat": caveat(speeds)}
         return {name: self.ledger.seconds[name] for name in ("cluster", "caveat")}
 
@@ -87,9 +88,9 @@ class Bill:
         """Time of all calls of some events, one after the other; None where nothing is known of the links."""
         if not self.timed:
             return None
-        if (speeds := self._speeds) is None:
+        if (speeds := self.speeds) is None:
             return sum(self._stated[id(event)] for event in events)
-        return sum(event.calls * seconds(event, speeds) for event in events)
+        return sum(event.calls * timing(event, speeds).seconds for event in events)
 
     def seconds_by(self, by: str) -> dict[str, float | None]:
         """Time of the payer's calls, added up as ``groups`` adds up bytes; nothing by link, or without speeds."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, get_args
 from sympy import Expr, Symbol
 
 from meshcost import symbols as sym
+from meshcost.clusters import Cluster
 from meshcost.collectives import ALGORITHMS
 from meshcost.errors import MeshcostError
 from meshcost.event import Event
@@ -22,6 +23,7 @@ from meshcost.ledger import Ledger
 from meshcost.report.bill import Bill, Line
 from meshcost.report.growth import Growth, definitions, growths
 from meshcost.strategies.profiles import PROFILES
+from meshcost.timing import Timing, timing
 
 #: What the payload of a call is, by operation: the convention of nccl-tests.
 PAYLOAD = {
@@ -57,11 +59,16 @@ class Meaning(NamedTuple):
 
 @dataclass(frozen=True)
 class Explanation:
-    """Everything about one event of a ledger; with its ``job``, also which quantities may be doubled."""
+    """Everything about one event of a bill; with its ``job``, also which quantities may be doubled."""
 
-    ledger: Ledger
+    bill: Bill
     line: Line
     job: Job | None = None
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger that the event is of."""
+        return self.bill.ledger
 
     @property
     def event(self) -> Event:
@@ -133,6 +140,11 @@ class Explanation:
         return tuple(growths(event, self.all_calls, stages=self.ledger.mesh.stages, job=self.job))
 
     @property
+    def timing(self) -> Timing | None:
+        """What the seconds of one call are made of; None where the bill has no cluster that says how fast its links are."""
+        return None if (speeds := self.bill.speeds) is None else timing(self.event, speeds)
+
+    @property
     def source(self) -> Mapping[str, str]:
         """What the docstring of the strategy's profile says: ``Calls``, ``Sends``, ``Assumes``, ``Source``."""
         return _claims_of(self.event.strategy, str(self.ledger.about.get("framework", "textbook")))
@@ -187,12 +199,13 @@ def _names(kind: Any) -> set[str]:
     return {own, *get_args(chosen.annotation)} if chosen is not None else {own}
 
 
-def find(ledger: Ledger, wanted: str, job: Job | None = None) -> Explanation:
+def find(ledger: Ledger, wanted: str, job: Job | None = None, cluster: Cluster | None = None) -> Explanation:
     """Explain one event: by its number, its name, or what no other has: the beginning of a name, or words of its reason.
 
     Raises MeshcostError with near matches if there is none, or several.
     """
-    lines = Bill(ledger).lines
+    bill = Bill(ledger, cluster=cluster)
+    lines = bill.lines
     exact = [line for line in lines if wanted in (str(line.number), line.name)]
     chosen = exact or [line for line in lines if line.name.startswith(wanted)]
     how = "begin so"
@@ -200,7 +213,7 @@ def find(ledger: Ledger, wanted: str, job: Job | None = None) -> Explanation:
         chosen = [line for line in lines if wanted.lower() in line.event.why.lower()]
         how = "are for something of that name"
     if len(chosen) == 1:
-        return Explanation(ledger, chosen[0], job)
+        return Explanation(bill, chosen[0], job)
     raise MeshcostError(_several(wanted, chosen, how) if chosen else _none(wanted, lines))
 
 
@@ -248,6 +261,7 @@ def as_dict(explanation: Explanation) -> dict[str, Any]:
             for x in explanation.symbols()
         },
         "totals": {name: number for name, number in event.totals.as_dict().items() if name != "payload_bytes"},
+        **({"seconds": _seconds(explanation)} if explanation.bill.timed else {}),
         "growth": None if (growth := explanation.growth()) is None else {
             x.quantity: {
                 "symbol": str(x.symbol),
@@ -261,3 +275,18 @@ def as_dict(explanation: Explanation) -> dict[str, Any]:
         "assumes": claimed.get("Assumes", ""),
         "algorithm_source": explanation.algorithm_source,
     }  # fmt: skip
+
+
+def _seconds(explanation: Explanation) -> dict[str, Any]:
+    """What the seconds are of, of all calls; and of one call its parts, where the links are known."""
+    found: dict[str, Any] = {
+        **explanation.bill.timed_on, "all_calls": explanation.bill.seconds(explanation.event),
+    }  # fmt: skip
+    if (one := explanation.timing) is not None:
+        found |= {
+            "one_call": one.seconds,
+            "waits": [x._asdict() | {"seconds": x.seconds} for x in one.waits],
+            "transfers": [x._asdict() | {"seconds": x.seconds} for x in one.transfers],
+            "by_tree": one.by_tree,
+        }
+    return found

@@ -1,8 +1,9 @@
 """An explanation as a page, and the list of what can be explained."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from textwrap import wrap
+from types import MappingProxyType
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.padding import Padding
@@ -10,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from meshcost import symbols as sym
+from meshcost.clusters import LinkClass
 from meshcost.event import BETWEEN, INSIDE
 from meshcost.formula import pretty, substituted
 from meshcost.report import words
@@ -18,9 +20,11 @@ from meshcost.report.explain import Explanation, Formula
 from meshcost.report.grid import Column, Grid
 from meshcost.report.growth import Growth
 from meshcost.report.terminal import header
+from meshcost.timing import Timing, Transfer, Wait
 from meshcost.units import human_bytes
 
-Pairs = list[tuple[str, str]]
+#: Where a class of links is.
+_LINK: Mapping[LinkClass, str] = MappingProxyType({"intra_node": INSIDE, "inter_node": BETWEEN})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,8 @@ class Page:
         yield from _section("Formulas", [_formula_table(formulas)])
         yield from _section("Symbols", [_symbol_table(shown)])
         yield from _section("Step by step", _steps(shown, formulas, options.max_width - 2))
+        if shown.bill.timed:
+            yield from _section(f"How long on {shown.bill.timed_on['cluster']}", _seconds(shown, signs))
         if (growth := shown.growth()) is not None:
             yield from _section(f"How what is {shown.moves} grows", _growth(growth, shown.moves))
         yield from _section("Who says so", [_source_table(shown)])
@@ -95,7 +101,7 @@ def _in_words(shown: Explanation, signs: words.Glyphs) -> str:
     )
 
 
-def _section(heading: str, contents: "Iterator[Text] | list[Table]") -> Iterator[Text | Padding]:
+def _section(heading: str, contents: Iterable[Text | Table]) -> Iterator[Text | Padding]:
     yield Text("")
     yield Text(heading, style="bold cyan")
     for content in contents:
@@ -169,6 +175,58 @@ def _equation(left: str, right: str, width: int) -> Text:
     indent = len(left) + 3
     lines = wrap(right, max(20, width - indent), break_long_words=False, break_on_hyphens=False)
     return Text(f"{left} = " + ("\n" + " " * indent).join(lines))
+
+
+def _seconds(shown: Explanation, signs: words.Glyphs) -> Iterator[Table | Text]:
+    calls, whole = shown.event.calls, shown.bill.seconds(shown.event)
+    table, one = _table("", ""), shown.timing
+    if one is None:
+        table.add_row("all calls", f"{words.seconds(whole)}, as the saved bill states")
+    elif not one.transfers:
+        table.add_row("one call", "no seconds of its own: its message is timed where it is sent")
+    else:
+        table.add_row("bytes", "\n".join(_transfer(x, signs) for x in one.transfers))
+        if one.waits:
+            table.add_row("rounds", "\n".join(_wait(x, signs) for x in one.waits))
+        parts = [max(x.seconds for x in one.transfers), *(x.seconds for x in one.waits)]
+        table.add_row("one call", f"{' + '.join(map(words.seconds, parts))} = {words.seconds(one.seconds)}")
+        table.add_row(
+            "all calls", f"{calls:,} {signs.times} {words.seconds(one.seconds)} = {words.seconds(whole)}"
+        )
+    yield table
+    for note in _notes_on_time(shown, one):
+        yield Text(note, style="dim")
+    yield Text(shown.bill.timed_on["caveat"], style="dim")
+
+
+def _transfer(x: Transfer, signs: words.Glyphs) -> str:
+    turns = f" {signs.times} {x.turns:g}" if x.turns != 1 else ""
+    speed = f"{x.bandwidth / 1e9:,.4g} GB/s"
+    return f"{x.size:,} B {_LINK[x.link]}{turns} / {speed} = {words.seconds(x.seconds)}"
+
+
+def _wait(x: Wait, signs: words.Glyphs) -> str:
+    return (
+        f"{x.rounds:,} {_LINK[x.link]} {signs.times} {words.seconds(x.latency)} = {words.seconds(x.seconds)}"
+    )
+
+
+def _notes_on_time(shown: Explanation, one: Timing | None) -> Iterator[str]:
+    if one is None:
+        return
+    between = next((x.size for x in one.transfers if x.link == "inter_node"), 0)
+    edge = shown.event.priced.inter_node_bytes
+    if between and between < edge:
+        yield (
+            f"Of the {edge:,} B that leave a node in one call each rank there sends its share by its own adapter: "
+            f"{between:,} B."
+        )
+    if len(one.transfers) > 1:
+        yield "Both kinds of link work at the same time: the slower one counts."
+    if any(x.turns > 1 for x in one.transfers):
+        yield "A node has fewer network adapters than ranks, which take turns."
+    if one.by_tree:
+        yield "The rounds are those of a tree, which is faster than the ring for so small a message."
 
 
 def _growth(growths: tuple[Growth, ...], moves: str) -> Iterator[Text]:

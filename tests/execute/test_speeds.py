@@ -14,7 +14,7 @@ from meshcost.execute.saving import cluster_of, save
 from meshcost.job import load
 from meshcost.measurement import Measurement
 from meshcost.report.bill import Bill
-from meshcost.timing import seconds
+from meshcost.timing import timing
 
 LINK = """
 links:
@@ -123,7 +123,7 @@ def test_what_was_measured_over_gloo_is_no_claim_about_nccl(tmp_path, run):
         price = event.priced
         inside, between = price.rounds - price.inter_node_rounds, price.inter_node_rounds
         assert inside + between == 6
-        assert seconds(event, cluster) == pytest.approx(
+        assert timing(event, cluster).seconds == pytest.approx(
             6 * speed.latency.seconds + price.sent_bytes / speed.bandwidth.bytes_per_second
         )
 
@@ -170,13 +170,13 @@ def test_a_slower_link_and_more_rounds_take_longer():
     assert (inside.priced.rounds, inside.priced.inter_node_rounds) == (14, 0)
     assert (between.priced.rounds, between.priced.inter_node_rounds) == (30, 4)
     fast, slow = cluster.link("intra_node"), cluster.link("inter_node")
-    assert seconds(inside, cluster) == pytest.approx(
+    assert timing(inside, cluster).seconds == pytest.approx(
         fast.seconds(rounds=14, sent_bytes=inside.priced.sent_bytes)
     )
     tree = (
         14 * fast.latency.seconds + 2 * slow.latency.seconds
     )  # up and down inside a node, and to the other one
-    assert seconds(between, cluster) == pytest.approx(
+    assert timing(between, cluster).seconds == pytest.approx(
         tree + slow.seconds(rounds=0, sent_bytes=between.priced.sent_bytes / 8)
     )
 
@@ -187,7 +187,7 @@ def test_a_small_sum_over_many_ranks_goes_by_tree_and_a_named_algorithm_by_itsel
 
     def loss(**more):
         (event,) = analyze(Job(**job, **more)).filter(lambda x: x.payload_bytes == 4)
-        return seconds(event, cluster)
+        return timing(event, cluster).seconds
 
     assert loss() == pytest.approx(14 * 1.83e-6 + 12 * 14e-6, rel=1e-3)
     assert loss(algorithms={"all_reduce": "hierarchical"}) == pytest.approx(
@@ -202,7 +202,7 @@ def test_ranks_that_share_an_adapter_take_turns():
     few, many = read_cluster(fields), read_cluster("h100-dgx")
     job = Job(model="llama-3-8b", parallel={"data": 16}, batch={"sequence": 1024, "global_batch": 16})
     event = analyze(job).events[0]
-    assert seconds(event, few) == pytest.approx(4 * seconds(event, many), rel=1e-2)
+    assert timing(event, few).seconds == pytest.approx(4 * timing(event, many).seconds, rel=1e-2)
 
 
 def test_a_step_is_the_sum_of_its_calls():
@@ -213,11 +213,11 @@ def test_a_step_is_the_sum_of_its_calls():
     )
     cluster = read_cluster("a100-dgx")
     (step,) = Bill(ledger, cluster=cluster).stage_seconds
-    assert step == pytest.approx(sum(e.calls * seconds(e, cluster) for e in ledger))
+    assert step == pytest.approx(sum(e.calls * timing(e, cluster).seconds for e in ledger))
 
 
 def test_a_receive_takes_no_time_of_its_own():
     ledger = analyze(Job(model="gpt2", parallel={"pipeline": 2}, batch={"sequence": 1024, "global_batch": 4}))
     for event in ledger:
         if event.op in ("send", "recv"):
-            assert (seconds(event, read_cluster("h100-dgx")) > 0) == (event.op == "send")
+            assert (timing(event, read_cluster("h100-dgx")).seconds > 0) == (event.op == "send")

@@ -10,7 +10,7 @@ from meshcost.clusters import read_cluster
 from meshcost.event import Event
 from meshcost.mesh import Mesh
 from meshcost.price import Pricer
-from meshcost.timing import seconds
+from meshcost.timing import timing
 
 CURVES = list(csv.DictReader((Path(__file__).parent / "nccl_all_reduce.csv").read_text().splitlines()))
 CLUSTERS = {"ND A100": "a100-dgx", "ND H100": "h100-dgx", "ND H200": "h200-dgx", "AWS P6-B200": "b200-dgx"}
@@ -38,7 +38,7 @@ def predicted(row: dict[str, str]) -> float:
     )
     priced = Pricer(Mesh({"data": ranks})).price(event, Integer(ranks))
     (cluster,) = (name for start, name in CLUSTERS.items() if row["system"].startswith(start))
-    return seconds(priced, read_cluster(cluster))
+    return timing(priced, read_cluster(cluster)).seconds
 
 
 def measured(row: dict[str, str]) -> float:
