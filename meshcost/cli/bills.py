@@ -94,9 +94,10 @@ def compare(
     ] = "",
     stage: Annotated[int | None, typer.Option(help="What a rank of this pipeline stage calls.")] = None,
     form: Annotated[BillFormat, choice(BillFormat, "--format", help="How it is written.")] = BillFormat.table,
+    cluster: OnCluster = None,
 ) -> None:
     """Show line by line what one bill has beyond another: two jobs, or one job under several frameworks."""
-    named = bills_by_name(jobs, frameworks)
+    named = bills_by_name(jobs, frameworks, cluster)
     from meshcost.report import comparison
 
     notes = [
@@ -106,7 +107,10 @@ def compare(
         and job.framework == "textbook"
         and job.precision.dtype("reduce") != job.precision.weights
     ]
-    shown = comparison.compared([(name, ledger) for name, ledger, _ in named], stage, notes)
+    speeds = [
+        job.cluster if job else named_cluster(cluster, ledger.mesh.gpus_per_node) for _, ledger, job in named
+    ]
+    shown = comparison.compared([(name, ledger) for name, ledger, _ in named], stage, notes, speeds)
     match form:
         case BillFormat.table:
             show(shown)

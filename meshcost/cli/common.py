@@ -83,7 +83,9 @@ def named_cluster(name: str | None, gpus_per_node: int | None = None) -> "Cluste
     return found
 
 
-def bills_by_name(paths: Sequence[Path], frameworks: str) -> "list[tuple[str, Ledger, Job | None]]":
+def bills_by_name(
+    paths: Sequence[Path], frameworks: str, cluster: str | None = None
+) -> "list[tuple[str, Ledger, Job | None]]":
     """Read every bill under every framework; it is named by whatever tells it apart."""
     asked: list[str | None] = [name.strip() for name in frameworks.split(",") if name.strip()]
     stems = len({path.stem for path in paths}) == len(paths)
@@ -91,7 +93,7 @@ def bills_by_name(paths: Sequence[Path], frameworks: str) -> "list[tuple[str, Le
     for path in paths:
         for framework in asked or [None]:
             file = (path.stem if stems else str(path)) if len(paths) > 1 or not framework else ""
-            found.append((" ".join(filter(None, (file, framework))), *read_bill(path, framework)))
+            found.append((" ".join(filter(None, (file, framework))), *read_bill(path, framework, cluster)))
     return found
 
 

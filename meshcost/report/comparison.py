@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from meshcost.clusters import Cluster
 from meshcost.difference import Kind, Tally
 from meshcost.errors import LedgerError
 from meshcost.event import Totals
 from meshcost.ledger import Ledger
 from meshcost.report import words
+from meshcost.report.bill import Bill
 from meshcost.report.data import csv_text, markdown_text
 from meshcost.report.grid import Column, Grid
 from meshcost.report.words import Glyphs, size
@@ -52,12 +54,14 @@ class Comparison:
     """Two bills or more, by name, each as one of its ranks pays it.
 
     That is a rank of ``stage``; without it, of the stage that sends most in the first bill, or, where bills have different
-    numbers of stages, of each one's own busiest stage. Raises LedgerError for a stage that does not exist.
+    numbers of stages, of each one's own busiest stage. ``clusters`` has one for each bill, or nothing: its seconds are
+    counted on it. Raises LedgerError for a stage that does not exist.
     """
 
     bills: tuple[tuple[str, Ledger], ...]
     stage: int | None = None
     notes: tuple[str, ...] = ()
+    clusters: tuple[Cluster | None, ...] = ()
 
     @cached_property
     def stages(self) -> tuple[int, ...]:
@@ -96,11 +100,26 @@ class Comparison:
         """What the busiest rank pays in each bill."""
         return tuple(ledger.totals for _, ledger in self.bills)
 
+    @cached_property
+    def timed(self) -> tuple[Bill, ...]:
+        """Each bill with the cluster that its seconds are counted on."""
+        clusters = self.clusters or (None,) * len(self.bills)
+        return tuple(
+            Bill(ledger, cluster=cluster) for (_, ledger), cluster in zip(self.bills, clusters, strict=True)
+        )
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """What has to stand beside the seconds."""
+        return tuple(dict.fromkeys(bill.timed_on["caveat"] for bill in self.timed if bill.timed))
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield a table of what differs."""
         signs, width = words.glyphs(options), options.max_width
-        for (name, ledger), stage, totals in zip(self.bills, self.stages, self.totals, strict=True):
-            yield Text(_heading(name, ledger, stage, totals, signs))
+        for (name, _), bill, stage, totals in zip(
+            self.bills, self.timed, self.stages, self.totals, strict=True
+        ):
+            yield Text(_heading(name, bill, stage, totals, signs))
         yield Text("")
         if all(line.alike for line in self.lines):
             yield Text(
@@ -115,16 +134,19 @@ class Comparison:
             "--format json has every line.",
             style="dim",
         )
-        yield from (Text(note, style="dim") for note in self.notes)
+        yield from (Text(note, style="dim") for note in (*self.caveats, *self.notes))
 
 
 def compared(
-    bills: Sequence[tuple[str, Ledger]], stage: int | None = None, notes: Sequence[str] = ()
+    bills: Sequence[tuple[str, Ledger]],
+    stage: int | None = None,
+    notes: Sequence[str] = (),
+    clusters: Sequence[Cluster | None] = (),
 ) -> Comparison:
     """Put bills beside each other. Raises LedgerError for fewer than two, or for a stage that one does not have."""
     if len(bills) < 2:
         raise LedgerError("one bill has nothing beside it: name two jobs, or --frameworks textbook,torch.")
-    comparison = Comparison(tuple(bills), stage, tuple(notes))
+    comparison = Comparison(tuple(bills), stage, tuple(notes), tuple(clusters))
     assert comparison.stages
     return comparison
 
@@ -134,13 +156,23 @@ def in_one_dtype(name: str, dtype: str, bill: Ledger) -> str:
     return f"{name} with every element in {dtype}, as the formulas of the papers count: {size(bill.totals.sent_bytes)}."
 
 
-def _heading(name: str, ledger: Ledger, stage: int, totals: Totals, signs: Glyphs) -> str:
+def _heading(name: str, bill: Bill, stage: int, totals: Totals, signs: Glyphs) -> str:
+    ledger = bill.ledger
     world = words.product(dict(ledger.mesh.axes), signs)
     gpus = words.plural(ledger.mesh.world_size, "GPU") + (f" = {world}" if world else "")
     which = f"a rank of stage {stage}" if ledger.mesh.stages > 1 else "the busiest rank"
     model, framework = ledger.about.get("model") or "a model", ledger.about.get("framework", "textbook")
     sends = f"sends {size(totals.sent_bytes)} in {words.plural(totals.calls, 'call')}"
-    return f"{name}: {model}, {framework}, {gpus}; {which} {sends}"
+    return f"{name}: {model}, {framework}, {gpus}; {which} {sends}{_time(bill, stage)}"
+
+
+def _time(bill: Bill, stage: int) -> str:
+    """How long a rank of the stage communicates, and one of the slowest stage if that is another one."""
+    if not bill.timed:
+        return ""
+    times, slowest = bill.stage_seconds, bill.slowest_stage or 0
+    slower = f" (stage {slowest}: {words.seconds(times[slowest])})" if times[slowest] > times[stage] else ""
+    return f", {words.seconds(times[stage])} of communication{slower} on {bill.timed_on['cluster']}"
 
 
 def _grid(shown: Comparison, signs: Glyphs) -> Grid:
@@ -216,8 +248,11 @@ def as_dict(shown: Comparison) -> dict[str, Any]:
                 "stage": stage,
                 "totals": totals.as_dict(),
                 "busiest_rank": ledger.totals.as_dict(),
+                **_seconds(bill, stage),
             }
-            for (name, ledger), stage, totals in zip(shown.bills, shown.stages, shown.totals, strict=True)
+            for (name, ledger), bill, stage, totals in zip(
+                shown.bills, shown.timed, shown.stages, shown.totals, strict=True
+            )
         ],
         "notes": list(shown.notes),
         "lines": [
@@ -233,6 +268,14 @@ def as_dict(shown: Comparison) -> dict[str, Any]:
             for line in shown.lines
         ],
     }
+
+
+def _seconds(bill: Bill, stage: int) -> dict[str, Any]:
+    if not bill.timed:
+        return {}
+    slowest = bill.slowest_stage or 0
+    times = {"total": bill.stage_seconds[stage], "slowest_stage": slowest}
+    return {"seconds": bill.timed_on | times | {"slowest_total": bill.stage_seconds[slowest]}}
 
 
 def rows(shown: Comparison) -> list[dict[str, Any]]:

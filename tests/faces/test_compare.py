@@ -155,3 +155,20 @@ def test_what_cannot_be_compared(run: Run, jobs: Jobs):
     done = run("compare", jobs["dense"], "--frameworks", "torch, torch")
     assert (done.code, done.out) == (2, "")
     assert "torch is named twice" in done.err
+
+
+def test_the_seconds_of_each_bill_are_those_of_analyze(run: Run, jobs: Jobs, tmp_path: Path):
+    on = ("--cluster", "h100-dgx")
+    saved = tmp_path / "saved.json"
+    saved.write_text(run("analyze", str(jobs["dense"]), *on, "--format", "json").out)
+    files = [str(jobs["dense"]), str(jobs["uneven"]), str(saved)]
+    found = json.loads(run("compare", *files, *on, "--format", "json").out)["bills"]
+    for file, bill in zip(files, found, strict=True):
+        analyzed = json.loads(run("analyze", file, *on, "--by", "stage", "--format", "json").out)
+        slowest = {name: analyzed["seconds"][name] for name in ("slowest_stage", "slowest_total")}
+        (own,) = (row["seconds"] for row in analyzed["rows"] if row["stage"] == str(bill["stage"]))
+        assert bill["seconds"].items() >= {**slowest, "total": own}.items()
+    page = run("compare", *files, *on).out
+    assert page.count("of communication") == 3
+    assert "nothing is hidden behind computation" in page
+    assert "of communication" not in run("compare", *files[:2]).out
