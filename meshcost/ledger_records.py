@@ -30,8 +30,8 @@ class FormulaRecord(Record):
     received: Text
 
 
-class OneCallRecord(Record):
-    """What one call costs the busiest rank of the event, and all ranks together."""
+class MovedRecord(Record):
+    """Bytes that the busiest rank of an event moves, and all ranks together."""
 
     sent_bytes: Natural
     received_bytes: Natural
@@ -39,6 +39,11 @@ class OneCallRecord(Record):
     inter_node_bytes: Natural
     cluster_sent_bytes: Natural
     cluster_inter_node_bytes: Natural
+
+
+class OneCallRecord(MovedRecord):
+    """What one call costs."""
+
     rail_bytes: Natural
     rounds: Natural
     inter_node_rounds: Natural
@@ -54,8 +59,8 @@ class SiteRecord(Record):
     from_layer: Natural = 0
 
 
-class EventRecord(Record):
-    """One event with all its numbers."""
+class EventRecord(MovedRecord):
+    """One event with all its numbers: bytes are those of all its calls."""
 
     strategy: Text
     op: Text
@@ -67,12 +72,6 @@ class EventRecord(Record):
     dtype: Text
     count: Natural
     payload_bytes: Natural
-    sent_bytes: Natural
-    received_bytes: Natural
-    intra_node_bytes: Natural
-    inter_node_bytes: Natural
-    cluster_sent_bytes: Natural
-    cluster_inter_node_bytes: Natural
     algorithm: Text
     formula: FormulaRecord
     values: dict[str, int | str]

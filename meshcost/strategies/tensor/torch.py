@@ -196,9 +196,8 @@ def _gradients_of_columns(view: View, unit: Unit, border: Border, order: tuple[i
     if view.setting.torch.tp_plan is not None and any(weight.split_input for weight in unit.held):
         yield from _gradients_of_heads(view, unit, border, order)
         return
-    what = f"sum the gradient of the input of {border.region.name}, of one linear each"
     for width, number in Counter(_width(weight) for weight in border.columns).items():
-        draft = _activations(view, "all_reduce", width, "backward", what)
+        draft = _gradient_of_input(view, width, border)
         yield from view.call(draft, unit, order=order, repeat=number, from_layer=border.entry)
 
 
@@ -208,13 +207,17 @@ def _gradients_of_heads(view: View, unit: Unit, border: Border, order: tuple[int
     for number, weight in enumerate(reversed(_as_used(unit, border.columns))):
         place = (*order, number)
         if is_column(weight):
-            what = f"sum the gradient of the input of {border.region.name}, of one linear each"
-            draft = _activations(view, "all_reduce", _width(weight), "backward", what)
+            draft = _gradient_of_input(view, _width(weight), border)
             yield from view.call(draft, unit, order=place, from_layer=border.entry)
         elif weight.trainable:
             why = "sum the gradient of a norm of heads"
             draft = Draft("tensor", "all_reduce", _AXES, "backward", weight.count * size, dtype, why)
             yield from view.call(draft, unit, order=place)
+
+
+def _gradient_of_input(view: View, width: Expr, border: Border) -> Draft:
+    what = f"sum the gradient of the input of {border.region.name}, of one linear each"
+    return _activations(view, "all_reduce", width, "backward", what)
 
 
 def _as_used(unit: Unit, columns: tuple[Weight, ...]) -> list[Weight]:
