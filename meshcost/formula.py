@@ -5,7 +5,7 @@
 """
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import reduce
 from operator import mul
@@ -111,13 +111,24 @@ def substituted(expression: Expr, values: Values) -> str:
 def elasticity(expression: Expr, symbol: Symbol, values: Values) -> Fraction:
     """Say by how many percent the formula grows when the symbol grows by one percent, exactly, at these values.
 
-    Rounding (``ceiling``, ``floor``) is left out first: it has no slope of its own.
+    Rounding (``ceiling``, ``floor``) is left out first: it has no slope of its own. Of less than one it tells whether there
+    is any at all, and stays what it is. Raises FormulaError where it jumps from one to the next just here.
 
     >>> from meshcost.symbols import S, n
     >>> elasticity(S * (n - 1) / n, n, {S: 1024, n: 4})
     Fraction(1, 3)
     """
-    smooth = expression.replace(ceiling, lambda x: x).replace(floor, lambda x: x)
+
+    def smoothly(rounding: type[ceiling] | type[floor]) -> Callable[[Expr], Expr]:
+        def without(x: Expr) -> Expr:
+            at = Fraction(value(x, values))
+            if at == 1 and x.has(symbol):
+                raise FormulaError(f"{pretty(rounding(x))} jumps at {symbol} = {values[symbol]}.")
+            return rounding(Rational(at)) if 0 < at < 1 else x
+
+        return without
+
+    smooth = expression.replace(ceiling, smoothly(ceiling)).replace(floor, smoothly(floor))
     if not smooth.has(symbol):
         return Fraction(0)
     slope = Fraction(value(diff(smooth, symbol), values))

@@ -7,6 +7,7 @@ changed by hand; whoever computes it anew is not stopped: it is no signature.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from fractions import Fraction
 from functools import partial
@@ -29,7 +30,7 @@ from meshcost.listing import listed
 from meshcost.mesh import EXPERT_AXES, LARGEST_WORLD, Mesh
 from meshcost.program import Program
 from meshcost.schedule import Schedule
-from meshcost.symbols import ALPHABET
+from meshcost.symbols import ALPHABET, DEFINITIONS
 from meshcost.torch_program import TorchProgram
 from meshcost.torch_schedule import is_listed, refused
 from meshcost.units import DTYPE_BYTES, item_bytes
@@ -107,6 +108,8 @@ def _event(event: Event) -> dict[str, Any]:
     price, sums = event.priced, event.totals.as_dict()
     forms = (event.payload, event.count, price.sent, price.received)
     symbols = set[Any]().union(*(form.free_symbols for form in forms))
+    for symbol in symbols & DEFINITIONS.keys():
+        symbols |= DEFINITIONS[symbol].free_symbols & event.values.keys()
     return {
         "strategy": event.strategy,
         "op": event.op,
@@ -197,17 +200,43 @@ def saved(path: Path) -> Ledger | None:
     try:
         data = document.read_json(path)
     except LedgerError:
+        if _begins_as_bill(path):  # and is cut off, perhaps
+            raise
         return None
-    return from_file(path) if isinstance(data, dict) and "meshcost" in data else None
+    if not isinstance(data, dict) or not ("meshcost" in data or {"by", "rows"} <= data.keys()):
+        return None
+    return from_file(path)
+
+
+def _begins_as_bill(path: Path) -> bool:
+    try:
+        with path.open(encoding="utf-8") as file:
+            return re.match(r'\s*\{\s*"meshcost"', file.read(100)) is not None
+    except (OSError, ValueError):
+        return False
 
 
 def from_file(path: Path) -> Ledger:
     """Read a file of JSON that holds a ledger. Raises LedgerError, naming the file, for anything else."""
     data = document.read_json(path)
     try:
+        if part := _part_of_bill(data):
+            raise LedgerError(part)
         return from_dict(data)
     except LedgerError as error:
         raise error.located(str(path)) from None
+
+
+def _part_of_bill(data: Any) -> str:
+    """Say what a file holds that is written with an option that leaves something out; nothing of a whole bill."""
+    if not isinstance(data, dict):
+        return ""
+    if {"by", "rows"} <= data.keys():
+        return "it holds sums, not the bill. Save the bill: analyze --format json without --by."
+    if "meshcost" in data and "stage" in data and "digest" not in data:
+        which = "one rank" if "rank" in data else "one stage"
+        return f"it holds the part of {which}. Save the whole bill: analyze --format json without --stage and --rank."
+    return ""
 
 
 def _read_program(record: ProgramRecord, mesh: Mesh) -> Program:

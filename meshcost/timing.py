@@ -8,8 +8,9 @@ of the message.
 Two things are as NCCL does them. The members of a ring on one node share out what leaves it, each over its own network
 adapter: one channel of NCCL leaves the node by each of them (NVIDIA/nccl src/graph/search.cc), and a published all-reduce
 over 4 nodes of 8 GPUs has a bus bandwidth of 382 GB/s where one adapter carries 50. And an all-reduce by ring is one by
-tree where that is faster, for small messages: a chain inside each node and a binary tree between nodes, with the hops
-that src/graph/tuning.cc counts. Where links were measured over Gloo, neither is assumed: Gloo has one ring.
+tree where that is faster, for small messages: a chain inside each node and a double binary tree between nodes, with the
+hops that src/graph/tuning.cc counts, over which a rank sends 2 S and not 2 S (n - 1) / n. Where links were measured over
+Gloo, neither is assumed: Gloo has one ring.
 """
 
 from math import ceil, log2
@@ -67,7 +68,7 @@ class Timing(NamedTuple):
 
     waits: tuple[Wait, ...] = ()
     transfers: tuple[Transfer, ...] = ()
-    #: Whether an all-reduce by ring goes by tree, as it is faster for a small message.
+    #: Whether an all-reduce by ring goes by tree, as that is faster for a small message.
     by_tree: bool = False
 
     @property
@@ -98,11 +99,17 @@ def timing(event: Event, cluster: Cluster) -> Timing:
         return Timing()
     price = event.priced
     inside, between = price.rounds - price.inter_node_rounds, price.inter_node_rounds
-    routes = [(_waits(inside, between, event.op, cluster), False)]
-    if event.op == "all_reduce" and price.algorithm == "ring" and cluster.library == "nccl":
-        routes.append((_waits(*_tree(event), event.op, cluster), True))
-    waits, by_tree = min(routes, key=lambda route: sum(x.seconds for x in route[0]))
-    return Timing(waits, transfers, by_tree)
+    as_priced = Timing(_waits(inside, between, event.op, cluster), transfers)
+    if event.op != "all_reduce" or price.algorithm != "ring" or cluster.library != "nccl":
+        return as_priced
+    return min(as_priced, _by_tree(event, as_priced, cluster), key=lambda timing: timing.seconds)
+
+
+def _by_tree(event: Event, by_ring: Timing, cluster: Cluster) -> Timing:
+    """The same all-reduce over NCCL's tree: each rank passes all of it up and down, and not all but its own chunk."""
+    ranks = event.group_size
+    transfers = tuple(x._replace(size=-(-x.size * ranks // (ranks - 1))) for x in by_ring.transfers)
+    return Timing(_waits(*_hops_of_tree(event), event.op, cluster), transfers, by_tree=True)
 
 
 def _waits(inside: int, between: int, op: str, cluster: Cluster) -> tuple[Wait, ...]:
@@ -114,7 +121,7 @@ def _waits(inside: int, between: int, op: str, cluster: Cluster) -> tuple[Wait, 
     )
 
 
-def _tree(event: Event) -> tuple[int, int]:
+def _hops_of_tree(event: Event) -> tuple[int, int]:
     """Hops inside a node and between nodes, up NCCL's tree and down again."""
     price = event.priced
     members = max(1, price.sent_bytes // price.rail_bytes) if price.rail_bytes else event.group_size

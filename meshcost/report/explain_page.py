@@ -226,7 +226,7 @@ def _notes_on_time(shown: Explanation, one: Timing | None) -> Iterator[str]:
     if any(x.turns > 1 for x in one.transfers):
         yield "A node has fewer network adapters than ranks, which take turns."
     if one.by_tree:
-        yield "The rounds are those of a tree, which is faster than the ring for so small a message."
+        yield "Rounds and bytes, n/(n - 1) times the ring's, are those of a tree, which is faster than the ring here."
 
 
 def _growth(growths: tuple[Growth, ...], moves: str) -> Iterator[Text]:

@@ -102,10 +102,12 @@ def plural(number: int, noun: str, nouns: str | None = None) -> str:
 def seconds(time: float | None) -> str:
     """Write a time in s, ms or us with three significant digits.
 
-    >>> seconds(0.0763), seconds(2e-6), seconds(None), seconds(0)
-    ('76.3 ms', '2 us', '-', '-')
+    >>> seconds(0.0763), seconds(2e-6), seconds(2e-11), seconds(None), seconds(0)
+    ('76.3 ms', '2 us', '< 0.01 us', '-', '-')
     """
     if not time:
         return "-"
+    if time < 1e-8:
+        return "< 0.01 us"
     scale, unit = next((s, u) for s, u in ((1, "s"), (1e3, "ms"), (1e6, "us")) if time * s >= 1 or u == "us")
     return f"{time * scale:.3g} {unit}"

@@ -1,18 +1,24 @@
 """Seconds: links with sources, robust fits, and what an event takes on a cluster."""
 
+from math import ceil, log2
+
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from sympy import Integer
 
 from meshcost import Job, analyze
 from meshcost.clusters import clusters, read_cluster
 from meshcost.clusters.fit import Point, fit
 from meshcost.errors import ExecutionError, JobError, MeshcostError
+from meshcost.event import Event
 from meshcost.execute.command import Request
 from meshcost.execute.saving import cluster_of, save
 from meshcost.job import load
 from meshcost.measurement import Measurement
+from meshcost.mesh import Mesh
+from meshcost.price import Pricer
 from meshcost.report.bill import Bill
 from meshcost.timing import timing
 
@@ -173,12 +179,51 @@ def test_a_slower_link_and_more_rounds_take_longer():
     assert timing(inside, cluster).seconds == pytest.approx(
         fast.seconds(rounds=14, sent_bytes=inside.priced.sent_bytes)
     )
-    tree = (
-        14 * fast.latency.seconds + 2 * slow.latency.seconds
-    )  # up and down inside a node, and to the other one
-    assert timing(between, cluster).seconds == pytest.approx(
-        tree + slow.seconds(rounds=0, sent_bytes=between.priced.sent_bytes / 8)
-    )
+    leaving = between.priced.sent_bytes / 8  # each of eight adapters takes its share
+    ring = 26 * fast.latency.seconds + slow.seconds(rounds=4, sent_bytes=leaving)
+    tree = 14 * fast.latency.seconds + slow.seconds(rounds=2, sent_bytes=leaving * 16 / 15)
+    assert ring < tree  # 0.5 GB: what a tree sends more takes longer than what it waits less
+    assert timing(between, cluster).seconds == pytest.approx(ring)
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 128])
+def test_an_all_reduce_takes_the_shorter_of_ring_and_tree(nodes: int):
+    """Two closed forms, each with its rounds and its bytes, from one element to 4 GiB."""
+    cluster = read_cluster("h100-dgx")
+    fast, slow = cluster.link("intra_node"), cluster.link("inter_node")
+    ranks, taken = 8 * nodes, []
+    pricer = Pricer(Mesh({"data": ranks}))
+    for payload in (4 * ranks * 2**k for k in range(26)):
+        event = Event(
+            "x",
+            "all_reduce",
+            ("data",),
+            ranks,
+            "backward",
+            "why",
+            "fp32",
+            Integer(payload),
+            Integer(1),
+            {},
+            item_bytes=4,
+        )
+        found = timing(pricer.price(event, Integer(ranks)), cluster)
+        ring = 2 * payload * (ranks - 1) / ranks
+        hops = {"ring": (2 * (ranks - 1), 2 * nodes if nodes > 1 else 0), "tree": (14, 2 * ceil(log2(nodes)))}
+        hops["tree"] = (sum(hops["tree"]), hops["tree"][1])
+        times = {}
+        for name, size in (("ring", ring), ("tree", 2 * payload)):
+            moved = max(
+                size / 8 / slow.bandwidth.bytes_per_second, size * 7 / 8 / fast.bandwidth.bytes_per_second
+            )
+            if nodes == 1:
+                moved = size / fast.bandwidth.bytes_per_second
+            inside, between = hops[name][0] - hops[name][1], hops[name][1]
+            times[name] = moved + inside * fast.latency.seconds + between * slow.latency.seconds
+        assert found.seconds == pytest.approx(min(times.values()), rel=1e-3)
+        taken.append(found.by_tree)
+    assert taken == sorted(taken, reverse=True)  # by tree up to some size, over many ranks up to any
+    assert (taken[0], taken[-1]) == (nodes > 1, nodes > 100)
 
 
 def test_a_small_sum_over_many_ranks_goes_by_tree_and_a_named_algorithm_by_itself():

@@ -92,7 +92,7 @@ def test_the_seconds_of_a_line_can_be_worked_out_from_its_page(
 
 def test_a_small_all_reduce_says_that_it_goes_by_tree(run: Run):
     page = run("explain", str(EXAMPLES / "llama-3.1-405b.yaml"), "gradient norm", "--cluster", "h100-dgx").out
-    assert "The rounds are those of a tree" in page
+    assert "are those of a tree, which is faster than the ring" in page
 
 
 def test_a_page_without_speeds_says_nothing_of_seconds(run: Run, jobs: Jobs):

@@ -135,3 +135,45 @@ def test_a_model_on_standard_input_is_looked_for_in_the_working_directory(
     done = run("analyze", "-")
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("tiny")
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (("--rank", "0"), "it holds the part of one rank."),
+        (("--stage", "0"), "it holds the part of one stage."),
+        (("--by", "op"), "it holds sums, not the bill."),
+    ],
+)
+def test_a_part_of_a_bill_is_called_that(
+    run: Run, jobs: Jobs, tmp_path: Path, option: tuple[str, str], said: str
+):
+    saved = tmp_path / "part.json"
+    saved.write_text(run("analyze", str(jobs["dense"]), *option, "--format", "json").out)
+    for command in (("analyze",), ("calls", "--rank", "0"), ("explain",), ("compare", str(saved))):
+        done = run(*command, str(saved))
+        assert (done.code, done.err.count("\n")) == (2, 1)
+        assert done.err.startswith(f"meshcost: {saved}: {said} Save the")
+
+
+def test_a_bill_that_is_cut_off_is_no_yaml(run: Run, jobs: Jobs, tmp_path: Path):
+    saved = tmp_path / "cut.json"
+    whole = run("analyze", str(jobs["dense"]), "--format", "json").out
+    saved.write_text(whole[: len(whole) // 2])
+    done = run("analyze", str(saved))
+    assert done.code == 2
+    assert "not JSON" in done.err
+    assert "YAML" not in done.err
+
+
+def test_an_event_of_a_saved_bill_has_every_symbol_that_its_job_has(run: Run, jobs: Jobs, tmp_path: Path):
+    saved = tmp_path / "bill.json"
+    saved.write_text(run("analyze", str(jobs["dense"]), "--format", "json").out)
+    fresh, again = (
+        {
+            row["event"]: json.loads(run("explain", path, row["event"], "--format", "json").out)["symbols"]
+            for row in json.loads(run("explain", path, "--format", "json").out)
+        }
+        for path in (str(jobs["dense"]), str(saved))
+    )
+    assert fresh == again

@@ -96,6 +96,16 @@ def test_elasticities_that_everybody_knows():
     assert elasticity(ceiling(h / t), h, {h: 8, t: 4}) == 1
 
 
+def test_what_rounding_makes_constant_does_not_grow():
+    """What one element costs over a ring: each of three ranks or more sends it twice, however many there are."""
+    one_element = 8 - 4 * floor(1 / n) - 4 * floor(2 / n)
+    assert [elasticity(one_element, n, {n: ranks}) for ranks in (3, 4, 64, 16384)] == [0, 0, 0, 0]
+    assert elasticity(h * ceiling(1 / n), n, {h: 8, n: 5}) == 0
+    for ranks in (1, 2):  # from none to 4 B, and to 8 B
+        with pytest.raises(FormulaError, match="jumps at n"):
+            elasticity(one_element, n, {n: ranks})
+
+
 def test_definitions_are_over_the_alphabet_and_hold_in_jobs():
     for symbol, meaning in DEFINITIONS.items():
         assert symbol in ALPHABET.values()
