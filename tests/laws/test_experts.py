@@ -92,3 +92,26 @@ def test_ranks_that_hold_the_same_tokens_need_sequence_parallel_to_split_experts
             parallel={"tensor": {"size": 4}, "expert": {"expert_tensor": 2}},
             batch={"sequence": 4, "global_batch": 1},
         )
+
+
+@pytest.mark.parametrize(
+    ("model", "expert", "elements", "split"),
+    [
+        ("mixtral-8x7b", {"size": 1}, 32 * 8 * 4096, "experts"),
+        ("mixtral-8x7b", {"size": 2}, 32 * 8 * 4096, "experts"),
+        ("mixtral-8x7b", {"size": 2, "expert_tensor": 2}, 32 * 8 * 4096, "experts"),
+        ("qwen1.5-moe-a2.7b", {"size": 2}, 24 * (60 + 1) * 2048, "experts"),  # and the gate of shared experts
+        ("qwen3-30b-a3b", {"size": 2}, 48 * (128 * 2048 + 2 * 128), "heads and experts"),
+    ],
+)
+def test_the_gradient_of_a_router_is_summed_where_tensor_ranks_see_a_part_of_what_it_weighs(
+    model: str, expert: dict[str, int], elements: int, split: str
+):
+    """What a token gives an expert is multiplied with its output, of which a rank has a part, or that of some tokens."""
+    parallel = {"data": 4, "tensor": 2, "expert": expert}
+    ledger = analyze(Job(model=model, parallel=parallel, batch={"sequence": 4096, "global_batch": 4}))
+    (event,) = ledger.filter(lambda x: x.strategy == "tensor" and "gradients of" in x.why)
+    assert event.why == f"sum the gradients of whole weights applied to split {split}"
+    assert (event.op, event.calls, event.payload_bytes) == ("all_reduce", 1, 2 * elements)
+    alone = analyze(Job(model=model, parallel={"data": 4}, batch={"sequence": 4096, "global_batch": 4}))
+    assert not alone.filter(lambda x: x.strategy == "tensor")

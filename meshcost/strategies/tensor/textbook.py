@@ -125,27 +125,23 @@ def head_width(view: View, unit: Unit) -> Expr:
 
 
 def _whole_weights(view: View, stage: Stage) -> Iterator[Event]:
-    """Weights that no rank splits, although each rank sees only some tokens (sequence parallelism) or some heads."""
-    elements = Add(*(unit.blocks * partial for unit in stage.units if (partial := _partial(view, unit)) != 0))
-    split = (
-        "norms and other whole weights"
-        if view.setting.sequence_parallel
-        else "whole weights applied to split heads"
-    )
+    """Weights that no rank splits, although each rank sees only some tokens (sequence parallelism), heads or experts."""
+    held = [(unit.blocks, weight) for unit in stage.units for weight in unit.held if weight.trainable]
+    partial = [(blocks * size, w) for blocks, w in held if (size := _partial_elements(view, w)) != 0]
+    split = "norms and other whole weights"
+    if not view.setting.sequence_parallel:
+        kinds = {"experts" if _weighs_experts(weight) else "heads" for _, weight in partial}
+        split = f"whole weights applied to split {' and '.join(sorted(kinds, reverse=True))}"
     draft = Draft(
         "tensor",
         "all_reduce",
         _AXES,
         "backward",
-        elements * sym.b_g,
+        Add(*(elements for elements, _ in partial)) * sym.b_g,
         view.setting.precision.dtype("reduce"),
         f"sum the gradients of {split}",
     )
     yield from view.once(draft, stage, order=(0,))
-
-
-def _partial(view: View, unit: Unit) -> Expr:
-    return Add(*(_partial_elements(view, weight) for weight in unit.held if weight.trainable))
 
 
 def _partial_elements(view: View, weight: Weight) -> Expr:
@@ -153,4 +149,10 @@ def _partial_elements(view: View, weight: Weight) -> Expr:
         return Integer(0)
     if view.is_split(weight):
         return view.whole_part(weight)
-    return weight.count if weight.split_input or view.setting.sequence_parallel else Integer(0)
+    whole = view.setting.sequence_parallel or weight.split_input or _weighs_experts(weight)
+    return weight.count if whole else Integer(0)
+
+
+def _weighs_experts(weight: Weight) -> bool:
+    """Whether what it computes multiplies the output of experts, of which each rank has a part: its gradient is one."""
+    return weight.group == "router" or ".shared_expert_gate." in weight.name
