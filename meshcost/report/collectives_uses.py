@@ -141,7 +141,7 @@ _ALL_GATHER = (
     ),
     Use(
         "context (all_gather)",
-        "forward, every block",
+        "forward, and again in backward, every block",
         "keys and values of the whole sequence",
         "it is simpler than the ring, and cheap where keys and values have few heads",
     ),

@@ -9,7 +9,7 @@ model: llama-3.1-8b            # a name from `meshcost models`, or the path to a
 # model: {{model_type: llama, hidden_size: 256, ...}}   # or the fields of such a file, written here
 
 # framework: torch             # whose calls: textbook (what the papers say, the default) or torch (what PyTorch calls)
-# torch: {{bucket_cap_mb: 25}}   # under framework: torch, what DistributedDataParallel and fully_shard are told
+# torch: {{bucket_cap_mb: 25}}   # under framework: torch, what PyTorch's wrappers are told; docs/torch.md lists all of it
 
 parallel:                      # an axis that is left out has size 1; `tensor: 8` is short for `tensor: {{size: 8}}`
 
