@@ -29,7 +29,6 @@ def bill_of(job: "Job") -> "Ledger":
 
 def read_bill(path: Path, framework: str | None, cluster: str | None = None) -> "tuple[Ledger, Job | None]":
     """The bill of a job file, with its job; or a saved one (``--format json``), which has none."""
-    light()
     ledger = _saved(path)
     if ledger is None:
         job = read_job(path, framework, cluster)
@@ -51,7 +50,6 @@ def _saved(path: Path) -> "Ledger | None":
 
 def read_job(path: Path, framework: str | None, cluster: str | None = None) -> "Job":
     """Read a job file, with what the command line says instead; exits 2 after a sentence for each problem."""
-    light()
     from meshcost.job import load
 
     asked: dict[str, Any] = {} if framework is None else {"framework": str(framework)}
@@ -97,9 +95,9 @@ def bills_by_name(
     return found
 
 
-def light() -> None:
-    """Spare a short process the search for garbage: it costs a tenth of the imports that follow."""
-    gc.disable()
+def runs_long() -> None:
+    """Search for garbage again, which ``program`` spares a short command, and end as programs end."""
+    gc.enable()
 
 
 @contextmanager

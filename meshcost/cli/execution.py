@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from meshcost.cli.common import say, show_or_dump, terminated_as_interrupted
+from meshcost.cli.common import runs_long, say, show_or_dump, terminated_as_interrupted
 from meshcost.cli.options import JobFile, LogFormat, PageFormat, choice
 from meshcost.errors import MeshcostError
 from meshcost.report.output import write, write_json
@@ -39,6 +39,7 @@ def verify(  # noqa: PLR0913, PLR0917 - one argument for each option that a pers
     form: Annotated[PageFormat, choice(PageFormat, "--format", help="How it is written.")] = PageFormat.table,
 ) -> None:
     """Run collectives on real processes and compare the bytes that the kernel counts with the prediction."""
+    runs_long()
     from meshcost.execute.command import Request
     from meshcost.report.verify import Verdict, as_dict, watch
 
@@ -107,6 +108,7 @@ def trace(  # noqa: PLR0913, PLR0917 - one argument for each option that a perso
     form: Annotated[PageFormat, choice(PageFormat, "--format", help="How it is written.")] = PageFormat.table,
 ) -> None:
     """Run a job's step in PyTorch and compare each call that it makes with the prediction; exits 1 if one differs."""
+    runs_long()
     if rank is not None and every:
         raise MeshcostError("trace: --rank asks for one rank and --all for every one. Leave one of them out.")
     from meshcost.execute.trace_check import TraceCheck
@@ -148,6 +150,7 @@ def record(
     form: Annotated[LogFormat, choice(LogFormat, "--format", help="How it is written.")] = LogFormat.log,
 ) -> None:
     """Run a training script, unchanged, and write down each communication call that its ranks make in a step."""
+    runs_long()
     from meshcost.execute.crew import require_torch
     from meshcost.execute.record_script import ScriptFailed, record_command
     from meshcost.report.recorded import as_dict, logs, pages

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from meshcost.cli.common import light, show_or_dump
+from meshcost.cli.common import show_or_dump
 from meshcost.cli.options import PageFormat, TextFormat, choice, complete_models, complete_operations
 from meshcost.report.output import show, write_json
 
@@ -26,7 +26,6 @@ def collectives(
     form: Annotated[TextFormat, choice(TextFormat, "--format", help="How it is written.")] = TextFormat.text,
 ) -> None:
     """Show what each collective operation does, what it costs, and who uses it."""
-    light()
     from meshcost.report.collectives import as_dict, overview, page
 
     if form is TextFormat.json:
@@ -48,7 +47,6 @@ def models(
     form: Annotated[PageFormat, choice(PageFormat, "--format", help="How it is written.")] = PageFormat.table,
 ) -> None:
     """Show the catalogue of models, or the weights of one model by group and by block."""
-    light()
     from meshcost.models import read_model
     from meshcost.report.models import Card, Catalogue, card, cards
 

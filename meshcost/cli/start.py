@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from meshcost.cli.common import light
 from meshcost.errors import MeshcostError
 from meshcost.report.output import write, write_json
 
@@ -36,7 +35,6 @@ def init(
 
 def schema() -> None:
     """Print the JSON schema of job files, for editors."""
-    light()
     from meshcost.job import Job
 
     write_json({"$schema": "https://json-schema.org/draft/2020-12/schema", **Job.model_json_schema()})

@@ -1,19 +1,23 @@
 """The command line as a process of its own: what only a real terminal, pipe or signal can show."""
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
+import meshcost
+
 COMMAND = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    "sys.argv[0] = 'meshcost'; from meshcost.cli import main; main()"
+    "sys.argv[0] = 'meshcost'; from meshcost.__main__ import program; program()"
 )
 
 
@@ -181,3 +185,20 @@ def test_what_completes_are_the_real_names():
     assert set(complete_models("")) == set(catalogue())
     assert set(complete_clusters("")) == set(clusters())
     assert set(Profile) == set(get_args(Framework))
+
+
+def test_a_program_that_ends_at_once_has_written_everything(tmp_path: Path):
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        "model: gpt2\nparallel: {data: {strategy: zero3, size: 8}}\nbatch: {sequence: 8, global_batch: 64}\n"
+    )
+    code, out, err = finish(start("calls", job, "--rank", 7, "--format", "jsonl"))
+    listed = [json.loads(line) for line in out.splitlines()]
+    assert (code, err) == (0, "")
+    assert out.endswith("\n")
+    assert len(listed) == meshcost.analyze(job).rank_totals(7).calls > 300
+
+
+def test_the_program_of_the_package_is_this_one():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["project"]["scripts"] == {"meshcost": "meshcost.__main__:program"}
