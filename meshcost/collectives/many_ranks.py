@@ -1,9 +1,8 @@
 """Many ranks: what a form comes to as a group grows without end."""
 
 from functools import cache, reduce
-from itertools import product
 
-from sympy import Expr, floor, limit, log, oo
+from sympy import Expr, Symbol, floor, limit, log, oo, symbols
 from sympy.functions.elementary.miscellaneous import Max, Min
 
 from meshcost.formula import log2_ceiling, ones_below, power2_floor
@@ -11,6 +10,9 @@ from meshcost.symbols import n
 
 #: 0 for a power of two, else 1.
 ODD = Min(1, n - power2_floor(n))
+#: What a function that jumps from rank to rank is off a smooth one: bounded, and different for every n.
+JUMPS: tuple[Symbol, ...] = symbols("up odd below", positive=True)
+UP, ODD_JUMP, BELOW = JUMPS
 
 
 @cache
@@ -23,23 +25,19 @@ def many_ranks(amount: Expr) -> Expr | None:
     >>> [many_ranks(form) for form in forms]
     [2, oo, None]
     """
-    if not amount.has(n):
-        return amount
-    bounds = {_bounded(amount, *most) for most in product((0, 1), repeat=3)}
-    found = {_limit(bound) for bound in bounds}
-    return found.pop() if len(found) == 1 else None
+    most = _limit(_smooth(amount))
+    return None if most is None or most.has(*JUMPS) else most
 
 
-def _bounded(amount: Expr, rounds: int, odd: int, ones: int) -> Expr:
-    """The form with each function that jumps at its least (0) or its most (1).
+def _smooth(amount: Expr) -> Expr:
+    """The form with a smooth function and what it is off in the place of each function that jumps.
 
-    Forms grow with each of them, so that a limit that all of these have is that of the form. Of the binary digits below
-    n half are ones, or fewer by n at most (Delange 1975).
+    Of the binary digits below n half are ones, or fewer by n at most (Delange 1975).
     """
     return (
-        amount.replace(log2_ceiling, lambda x: _log2(x) + rounds)
-        .subs(ODD, odd)
-        .replace(ones_below, lambda x: x * (log(x, 2) / 2 + ones - 1))
+        amount.replace(log2_ceiling, lambda x: _log2(x) + UP)
+        .subs(ODD, ODD_JUMP)
+        .replace(ones_below, lambda x: x * (log(x, 2) / 2 - BELOW))
     )
 
 
