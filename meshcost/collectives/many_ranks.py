@@ -11,7 +11,7 @@ from meshcost.symbols import n
 #: 0 for a power of two, else 1.
 ODD = Min(1, n - power2_floor(n))
 #: What a function that jumps from rank to rank is off a smooth one: bounded, and different for every n.
-JUMPS: tuple[Symbol, ...] = symbols("up odd below", positive=True)
+JUMPS: tuple[Symbol, ...] = symbols("up odd below")
 UP, ODD_JUMP, BELOW = JUMPS
 
 
@@ -32,21 +32,17 @@ def many_ranks(amount: Expr) -> Expr | None:
 def _smooth(amount: Expr) -> Expr:
     """The form with a smooth function and what it is off in the place of each function that jumps.
 
-    Of the binary digits below n half are ones, or fewer by n at most (Delange 1975).
+    Of the binary digits below n half are ones, but for a multiple of n (Delange 1975).
     """
     return (
-        amount.replace(log2_ceiling, lambda x: _log2(x) + UP)
+        amount.replace(log2_ceiling, lambda x: log(x.args[0] if isinstance(x, power2_floor) else x, 2) + UP)
         .subs(ODD, ODD_JUMP)
-        .replace(ones_below, lambda x: x * (log(x, 2) / 2 - BELOW))
+        .replace(ones_below, lambda x: x * (log(x, 2) / 2 + BELOW))
     )
 
 
-def _log2(x: Expr) -> Expr:
-    return log(x.args[0], 2) - 1 if isinstance(x, power2_floor) else log(x, 2)
-
-
 def _limit(amount: Expr) -> Expr | None:
-    if not amount.subs(power2_floor(n), 1).has(n):
+    if not amount.subs(power2_floor(n), UP).has(n):
         amount = amount.subs(power2_floor(n), n)  # it grows without end as n does
     if amount.has(power2_floor, floor):
         return None

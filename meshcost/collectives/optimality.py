@@ -90,7 +90,7 @@ def node_size(ranks: int) -> int:
     >>> [node_size(ranks) for ranks in (1, 4, 12, 13, 64)]
     [1, 2, 6, 1, 8]
     """
-    return max((x for x in range(1, min(8, ranks - 1) + 1) if ranks % x == 0), default=1)
+    return max(x for x in range(1, 9) if ranks % x == 0 and x < max(ranks, 2))
 
 
 def _at(amount: Expr, ranks: int) -> Fraction:

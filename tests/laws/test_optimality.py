@@ -3,7 +3,7 @@
 from functools import cache
 
 import pytest
-from sympy import Integer, Symbol, oo, simplify
+from sympy import Expr, Integer, Max, Min, Rational, Symbol, log, oo, simplify
 
 from meshcost.collectives import ALGORITHMS, Form
 from meshcost.collectives.chain import Chain
@@ -133,6 +133,26 @@ def test_a_power_of_two_halves_and_doubles_into_an_all_reduce(side: str):
 )
 def test_limits_for_many_ranks(name: str, op: str, most: object):
     assert many_ranks(ALGORITHMS[name].forms[op].sent.subs(S, 1)) == most
+
+
+@pytest.mark.parametrize(
+    ("amount", "most"),
+    [
+        (log2_ceiling(n) / log(n, 2), 1),
+        (log2_ceiling(power2_floor(n)) / log(n, 2), 1),
+        (ones_below(n) / (n * log(n, 2)), Rational(1, 2)),
+        (log2_ceiling(n) - log(n, 2), None),
+        (log2_ceiling(power2_floor(n)) - log(n, 2), None),
+        (ones_below(n) / n - log(n, 2) / 2, None),
+        (log2_ceiling(n) / n, 0),
+        (Min(2 - 1 / n, 1 + 1 / n), 1),
+        (Max(2 - 1 / n, 1 + 1 / n), 2),
+        (Integer(3), 3),
+    ],
+    ids=str,
+)
+def test_limits_of_functions_that_jump(amount: Expr, most: object):
+    assert many_ranks(amount) == most
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
