@@ -244,7 +244,7 @@ def _all_to_all(call: _Call) -> Traffic:
 
 def _broadcast(call: _Call) -> Traffic:
     """A binomial tree: in round i the first 2**i places send to the place 2**i further on."""
-    rounds = range(call.place.bit_length(), (call.ranks - 1).bit_length())
+    rounds = range(call.place.bit_length(), call.ranks.bit_length())
     children = sum(call.place + 2**i < call.ranks for i in rounds)
     parents = int(not call.is_root)
     return Traffic(call.payload * children, call.payload * parents, children, parents)

