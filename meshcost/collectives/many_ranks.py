@@ -2,7 +2,7 @@
 
 from functools import cache, reduce
 
-from sympy import Expr, Symbol, floor, limit, log, oo, symbols
+from sympy import Expr, Symbol, floor, limit, log, oo
 from sympy.functions.elementary.miscellaneous import Max, Min
 
 from meshcost.formula import log2_ceiling, ones_below, power2_floor
@@ -10,9 +10,6 @@ from meshcost.symbols import n
 
 #: 0 for a power of two, else 1.
 ODD = Min(1, n - power2_floor(n))
-#: What a function that jumps from rank to rank is off a smooth one: bounded, and different for every n.
-JUMPS: tuple[Symbol, ...] = symbols("up odd below")
-UP, ODD_JUMP, BELOW = JUMPS
 
 
 @cache
@@ -25,32 +22,39 @@ def many_ranks(amount: Expr) -> Expr | None:
     >>> [many_ranks(form) for form in forms]
     [2, oo, None]
     """
-    most = _limit(_smooth(amount))
-    return None if most is None or most.has(*JUMPS) else most
+    smooth = _smooth(amount).replace(Min, _least).replace(Max, lambda *parts: -_least(*(-x for x in parts)))
+    most = limit(smooth, n, oo)
+    return None if most.free_symbols else most
 
 
 def _smooth(amount: Expr) -> Expr:
-    """The form with a smooth function and what it is off in the place of each function that jumps.
+    """The form with a smooth function in the place of each that jumps, and a symbol for what it is off.
 
     Of the binary digits below n half are ones, but for a multiple of n (Delange 1975).
     """
     return (
-        amount.replace(log2_ceiling, lambda x: log(x.args[0] if isinstance(x, power2_floor) else x, 2) + UP)
-        .subs(ODD, ODD_JUMP)
-        .replace(ones_below, lambda x: x * (log(x, 2) / 2 + BELOW))
+        amount.replace(
+            log2_ceiling, lambda x: log(x.args[0] if isinstance(x, power2_floor) else x, 2) + _off("log2", x)
+        )
+        .subs(ODD, _off("odd", n))
+        .replace(ones_below, lambda x: x * (log(x, 2) / 2 + _off("ones", x)))
+        .replace(floor, lambda x: x - _off("floor", x))
+        .replace(power2_floor, lambda x: x * _off("power2", x))
     )
 
 
-def _limit(amount: Expr) -> Expr | None:
-    if not amount.subs(power2_floor(n), UP).has(n):
-        amount = amount.subs(power2_floor(n), n)  # it grows without end as n does
-    if amount.has(power2_floor, floor):
-        return None
-    return limit(
-        amount.replace(Min, _least).replace(Max, lambda *parts: -_least(*(-x for x in parts))), n, oo
-    )
+def _off(function: str, x: Expr) -> Symbol:
+    """What a function that jumps is off a smooth one, or its share of it: bounded, and another for every n."""
+    return Symbol(f"{function} {x}", positive=True)
 
 
 def _least(*parts: Expr) -> Expr:
-    """The part that is the least for ever more ranks."""
-    return reduce(lambda a, b: a if limit(a - b, n, oo) <= 0 else b, parts)
+    """The part that is the least for ever more ranks; a symbol where that depends on n."""
+
+    def lesser(a: Expr, b: Expr) -> Expr:
+        gap = limit(a - b, n, oo)
+        if gap.free_symbols:
+            return a * _off("least", a)
+        return a if gap <= 0 else b
+
+    return reduce(lesser, parts)
