@@ -117,3 +117,13 @@ def test_of_a_reduce_the_root_gets_the_chunks_and_all_but_two_segments_go_round(
 def test_rounds_by_hand(ops: tuple[str, ...], waits: dict[int, int]):
     for op in ops:
         assert {ranks: rounds(op, ranks) for ranks in waits} == waits
+
+
+@pytest.mark.parametrize("op", EVERY)
+def test_nothing_is_sent_by_one_rank_or_of_nothing(op: str):
+    """But for a barrier, which has no data anyway."""
+    still = Traffic()
+    assert (still.sent_bytes, still.received_bytes, still.sent_payload, still.received_payload) == (0, 0, 0, 0)
+    assert (still.sent_messages, still.received_messages) == (0, 0)
+    assert each(op, 1, 32) == [still]
+    assert (each(op, 4, 0) == [still] * 4) == (op != "barrier")
