@@ -8,9 +8,6 @@ from sympy.functions.elementary.miscellaneous import Max, Min
 from meshcost.formula import log2_ceiling, ones_below, power2_floor
 from meshcost.symbols import n
 
-#: 0 for a power of two, else 1.
-ODD = Min(1, n - power2_floor(n))
-
 
 @cache
 def many_ranks(amount: Expr) -> Expr | None:
@@ -36,7 +33,6 @@ def _smooth(amount: Expr) -> Expr:
         amount.replace(
             log2_ceiling, lambda x: log(x.args[0] if isinstance(x, power2_floor) else x, 2) + _off("log2", x)
         )
-        .subs(ODD, _off("odd", n))
         .replace(ones_below, lambda x: x * (log(x, 2) / 2 + _off("ones", x)))
         .replace(floor, lambda x: x - _off("floor", x))
         .replace(power2_floor, lambda x: x * _off("power2", x))
