@@ -3,16 +3,20 @@
 from collections.abc import Iterator
 
 from rich.text import Text
+from sympy.functions.elementary.miscellaneous import Min
 
 from meshcost.collectives import ALGORITHMS
-from meshcost.collectives.many_ranks import ODD
 from meshcost.collectives.operations import Operation
 from meshcost.collectives.optimality import Optimality, optimality
-from meshcost.formula import ones_below
+from meshcost.formula import ones_below, power2_floor
 from meshcost.report.collectives_facts import Cost, costs
 from meshcost.report.collectives_group import Group
 from meshcost.report.collectives_picture import Glyphs
 from meshcost.report.notation import written
+from meshcost.symbols import n
+
+#: 0 for a power of two, else 1.
+_ODD = Min(1, n - power2_floor(n))
 
 
 def footnotes(op: Operation, group: Group, glyphs: Glyphs) -> Iterator[Text]:
@@ -63,5 +67,5 @@ def _signs(found: tuple[Cost, ...], group: Group, glyphs: Glyphs) -> Iterator[st
         yield f"g: ranks in one node, here {group.per_node}; --ranks-per-node says otherwise."
     if any(amount.has(ones_below) for amount in forms):
         yield "ones_below(n): ones in the binary digits of 0 to n - 1 together."
-    if any(amount.has(ODD) for amount in forms):
-        yield f"{written(ODD, glyphs)}: 0 if n is a power of two, else 1."
+    if any(amount.has(_ODD) for amount in forms):
+        yield f"{written(_ODD, glyphs)}: 0 if n is a power of two, else 1."

@@ -123,7 +123,12 @@ def test_rounds_by_hand(ops: tuple[str, ...], waits: dict[int, int]):
 def test_nothing_is_sent_by_one_rank_or_of_nothing(op: str):
     """But for a barrier, which has no data anyway."""
     still = Traffic()
-    assert (still.sent_bytes, still.received_bytes, still.sent_payload, still.received_payload) == (0, 0, 0, 0)
+    assert (still.sent_bytes, still.received_bytes, still.sent_payload, still.received_payload) == (
+        0,
+        0,
+        0,
+        0,
+    )
     assert (still.sent_messages, still.received_messages) == (0, 0)
     assert each(op, 1, 32) == [still]
     assert (each(op, 4, 0) == [still] * 4) == (op != "barrier")
