@@ -1,9 +1,8 @@
 """What all tests share: how hard Hypothesis tries, where the repository is, and the command line."""
 
-import gc
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +19,14 @@ _default = "ci" if os.environ.get("CI") == "true" else "dev"
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", _default))
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put first what takes long: slow tests, and those that stay together on one worker, so that none is left waiting."""
+    items.sort(
+        key=lambda item: not any(item.iter_markers("slow")) and not any(item.iter_markers("xdist_group"))
+    )
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     return Path(__file__).resolve().parents[1]
@@ -32,7 +39,7 @@ class Done(NamedTuple):
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Done]]:
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
     """Run the real entry point, in this process; ``columns`` is the width of the page."""
 
     def call(*arguments: object, columns: int | None = None) -> Done:
@@ -47,8 +54,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         shown = capsys.readouterr()
         return Done(int(left.value.code or 0), shown.out, shown.err)
 
-    yield call
-    gc.enable()
+    return call
 
 
 @pytest.fixture(scope="session")

@@ -18,13 +18,13 @@ def each(op: str, ranks: int, payload: int, **more: int) -> list[Traffic]:
 
 
 @pytest.mark.parametrize("op", sorted(SENT))
-@pytest.mark.parametrize("ranks", range(2, 34))
-def test_the_busiest_rank_sends_the_closed_form(op: str, ranks: int):
-    size = 8 * ranks * 2**20
+def test_the_busiest_rank_sends_the_closed_form(op: str):
     call = {"send": "send_recv", "recv": "send_recv"}.get(op, op)
-    sent = [x.sent_payload for x in each(call, ranks, size)]
-    found = min(sent) if op == "recv" else max(sent)  # who receives sends nothing
-    assert found == bind(SENT[op], {S: size, n: ranks})
+    for ranks in range(2, 34):
+        size = 8 * ranks * 2**20
+        sent = [x.sent_payload for x in each(call, ranks, size)]
+        found = min(sent) if op == "recv" else max(sent)  # who receives sends nothing
+        assert found == bind(SENT[op], {S: size, n: ranks})
 
 
 @pytest.mark.parametrize("op", EVERY)
@@ -44,12 +44,12 @@ def test_what_is_sent_is_received(op: str, ranks: int, elements: int, item: int,
 
 
 @pytest.mark.parametrize("op", EVERY)
-@pytest.mark.parametrize("ranks", range(2, 10))
-def test_one_byte_is_sent_and_received_too(op: str, ranks: int):
-    found = each(op, ranks, ranks if op in IN_CHUNKS else 1, item_bytes=1)
-    assert min(x.sent_messages for x in found) >= 0
-    assert sum(x.sent_payload for x in found) == sum(x.received_payload for x in found)
-    assert sum(x.sent_messages for x in found) == sum(x.received_messages for x in found)
+def test_one_byte_is_sent_and_received_too(op: str):
+    for ranks in range(2, 10):
+        found = each(op, ranks, ranks if op in IN_CHUNKS else 1, item_bytes=1)
+        assert min(x.sent_messages for x in found) >= 0
+        assert sum(x.sent_payload for x in found) == sum(x.received_payload for x in found)
+        assert sum(x.sent_messages for x in found) == sum(x.received_messages for x in found)
 
 
 @pytest.mark.parametrize("op", ["all_reduce", "reduce_scatter", "all_gather"])
