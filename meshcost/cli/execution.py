@@ -1,14 +1,20 @@
 """Commands that run real processes."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshcost.cli.common import runs_long, say, show_or_dump, terminated_as_interrupted
+from meshcost.cli.common import read_job, runs_long, say, show_or_dump, terminated_as_interrupted
 from meshcost.cli.options import JobFile, LogFormat, PageFormat, choice
 from meshcost.errors import MeshcostError
-from meshcost.report.output import write, write_json
+from meshcost.report.output import show, write, write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from meshcost.execute.recording import Recording
+    from meshcost.job import Job
 
 
 def verify(  # noqa: PLR0913, PLR0917 - one argument for each option that a person may write
@@ -147,6 +153,14 @@ def record(
             show_default=False,
         ),
     ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="JOB",
+            help="Hold the calls against the bill of this job; exits 1 if one differs.",
+            show_default=False,
+        ),
+    ] = None,
     form: Annotated[LogFormat, choice(LogFormat, "--format", help="How it is written.")] = LogFormat.log,
 ) -> None:
     """Run a training script, unchanged, and write down each communication call that its ranks make in a step."""
@@ -155,6 +169,7 @@ def record(
     from meshcost.execute.record_script import ScriptFailed, record_command
     from meshcost.report.recorded import as_dict, logs, pages
 
+    job = None if against is None else read_job(against, None)
     if show:
         if command or step is not None:
             raise MeshcostError(
@@ -162,6 +177,9 @@ def record(
             )
         from meshcost.execute.recording_compare import read_recordings
 
+        if job is not None:
+            _hold({rank: x for path in show for rank, x in read_recordings(path).items()}, job, form)
+            return
         found = [recording for path in show for _, recording in sorted(read_recordings(path).items())]
         if form is LogFormat.json:
             write_json(as_dict(found))
@@ -174,7 +192,23 @@ def record(
     except ScriptFailed as error:
         say(f"meshcost: {problem}" for problem in error.problems)
         raise typer.Exit(error.status) from None
-    if form is LogFormat.json:
+    if job is not None:
+        _hold(recordings, job, form)
+    elif form is LogFormat.json:
         write_json(as_dict(recordings.values()))
     else:
         write(pages(recordings.values(), out))
+
+
+def _hold(recordings: "Mapping[int, Recording]", job: "Job", form: LogFormat) -> None:
+    """Hold recordings against the bill of a job; exits 1 if a call differs."""
+    from meshcost.execute.record_check import RecordCheck
+    from meshcost.report.trace import Held
+
+    check = RecordCheck(job, recordings)
+    if form is LogFormat.json:
+        write_json(check.as_dict())
+    else:
+        show(Held(job.setting.model.name, check, check.steps))
+    if not all(step.equal for step in check.steps):
+        raise typer.Exit(1)

@@ -4,8 +4,8 @@ for rank in check.ranks: check.hold(rank)
 """
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,11 @@ from meshcost.execute.counters import Bytes
 from meshcost.execute.crew import require_torch
 from meshcost.execute.plan import free_bytes
 from meshcost.execute.recording import Recording
-from meshcost.execute.recording_compare import Mismatch, differences, first_out_of_order, text_of
+from meshcost.execute.recording_compare import first_out_of_order
+from meshcost.execute.step_check import StepCheck, layout_of, rank_rows, step_check
 from meshcost.execute.trace_rules import ranks_of, trace_problems
 from meshcost.execute.trace_scale import difference, scaled
-from meshcost.execute.trace_wire import TCP, Wire, wire_of
+from meshcost.execute.trace_wire import TCP, wire_of
 from meshcost.job import Job, analyze, load
 from meshcost.ledger import Ledger
 from meshcost.strategies.torch_rules import first_predicted
@@ -33,73 +34,6 @@ _MOST_FIRST_STEPS = 8
 _NOT_COMPARED = (
     "step 0, in which stages without static_shapes compute one micro-batch more to find out what they send."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class StepCheck:
-    """One step of one rank: how many calls each side has, and what differs. ``step`` counts from 0.
-
-    ``wire`` holds the bytes that a real rank moved against the prediction; None on the fake group.
-    """
-
-    rank: int
-    step: int
-    predicted: int
-    observed: int
-    payload_bytes: int
-    mismatches: tuple[Mismatch, ...] = ()
-    out_of_order: int | None = None
-    wire: Wire | None = None
-
-    @property
-    def equal(self) -> bool:
-        """Whether both sides have the same calls in the same order, and moved the same bytes."""
-        return self._calls_alike and (self.wire is None or self.wire.agrees)
-
-    @property
-    def _calls_alike(self) -> bool:
-        return not self.mismatches and self.out_of_order is None
-
-    @property
-    def verdict(self) -> str:
-        """In a word or two."""
-        if self.mismatches:
-            return "DIFFERENT"
-        if not self._calls_alike:
-            return "OTHER ORDER"
-        return "equal" if self.equal else "OTHER BYTES"
-
-    @property
-    def alike(self) -> tuple[Hashable, ...]:
-        """What two ranks have in common that differ in nothing but whom they talk to."""
-        wrong = tuple(
-            (x.phase, x.op, x.dtype, x.in_bytes, x.out_bytes, x.predicted, x.observed)
-            for x in self.mismatches
-        )
-        verdict = self.verdict, self.out_of_order
-        return self.step, self.predicted, self.observed, self.payload_bytes, wrong, verdict
-
-    def why(self, title: str) -> str:
-        """What differs, line by line, under a title that names the run."""
-        if self.mismatches:
-            return text_of(self.mismatches, title)
-        if self._calls_alike and self.wire is not None:
-            return (
-                f"other bytes: {title}: the same calls, but the sockets of rank {self.rank} counted "
-                f"{abs(self.wire.off_bytes):,} B {'more' if self.wire.off_bytes > 0 else 'less'} than these calls move."
-            )
-        place = 0 if self.out_of_order is None else self.out_of_order
-        return f"other order: {title}: the same calls, but call {place + 1:,} is not the predicted one."
-
-    def surplus(self, *, observed: bool) -> Iterator[dict[str, Any]]:
-        """Calls that one side has more often than the other, as JSON values."""
-        for found in self.mismatches:
-            more = found.observed - found.predicted if observed else found.predicted - found.observed
-            if more > 0:
-                row = asdict(found)
-                for name in ("rank", "predicted", "observed"):
-                    del row[name]
-                yield {"step": self.step, "times": more, **row, "ranks": list(found.ranks)}
 
 
 @dataclass(frozen=True)
@@ -156,13 +90,7 @@ class TraceCheck:
     @property
     def title(self) -> str:
         """The layout and the version in words: ``fsdp on data 4 (torch 2.13.0)``."""
-        mesh, torch = self.job.mesh, f"(torch {self.torch_version.partition('+')[0]})"
-        experts = {axis: mesh.size(axis) for axis in ("expert", "expert_tensor")}
-        axes = {axis: size for axis, size in {**mesh.axes, **experts}.items() if size > 1}
-        sizes = ", ".join(f"{axis} {size:,}" for axis, size in axes.items()) or "one rank"
-        # What shares out or sums gradients has a name where more than one rank does.
-        named = mesh.size("data", "replicate", "context") > 1
-        return f"{self.job.parallel.data.strategy} on {sizes} {torch}" if named else f"{sizes} {torch}"
+        return f"{layout_of(self.job)} (torch {self.torch_version.partition('+')[0]})"
 
     @property
     def how(self) -> str:
@@ -212,25 +140,7 @@ class TraceCheck:
 
     def as_dict(self, steps: Iterable[StepCheck]) -> dict[str, Any]:
         """What was found as JSON values: ``equal``, and for each rank the calls that did not match."""
-        of_rank: dict[int, list[StepCheck]] = {}
-        for step in steps:
-            of_rank.setdefault(step.rank, []).append(step)
-        rows = [
-            {
-                "rank": rank,
-                "equal": all(step.equal for step in mine),
-                "calls": sum(step.observed for step in mine),
-                "predicted": [row for step in mine for row in step.surplus(observed=False)],
-                "observed": [row for step in mine for row in step.surplus(observed=True)],
-                "out_of_order": [
-                    {"step": step.step, "call": step.out_of_order}
-                    for step in mine
-                    if step.out_of_order is not None and not step.mismatches
-                ],
-                "bytes": [{"step": x.step, **x.wire.as_dict()} for x in mine if x.wire is not None],
-            }
-            for rank, mine in of_rank.items()
-        ]
+        rows = rank_rows(steps)
         return {
             "equal": all(row["equal"] for row in rows),
             "model": self.job.setting.model.name,
@@ -268,16 +178,8 @@ class TraceCheck:
             predicted = list(self._ledger(step).calls(recording.rank))
             observed = recording.at_step(step).calls
             measured = Bytes(*counted[step]) if counted else None
-            yield StepCheck(
-                recording.rank,
-                step,
-                len(predicted),
-                len(observed),
-                sum(call.payload_bytes for call in observed),
-                differences(predicted, observed, rank=recording.rank),
-                first_out_of_order(predicted, observed),
-                wire_of(recording.rank, predicted, observed, measured) if self.real else None,
-            )
+            wire = wire_of(recording.rank, predicted, observed, measured) if self.real else None
+            yield step_check(recording.rank, step, predicted, observed, wire)
 
     def _ledger(self, step: int | None) -> Ledger:
         """The bill of one step; None is every step of the steady state."""
