@@ -11,7 +11,7 @@ from meshcost.collectives.double_tree import upper
 from meshcost.collectives.hierarchical import Hierarchical, OnNodes
 from meshcost.collectives.many_ranks import many_ranks
 from meshcost.collectives.operations import OPERATIONS, operation
-from meshcost.collectives.optimality import LEAST_BYTES, least_rounds, optimality
+from meshcost.collectives.optimality import LEAST_BYTES, least_rounds, node_size, optimality
 from meshcost.collectives.pat import Pat
 from meshcost.collectives.rail import Rail
 from meshcost.collectives.rings import Rings
@@ -56,6 +56,11 @@ def test_the_least_rounds_follow_from_the_ports():
                 rounds += 1
             assert least_rounds(ALGORITHMS[name], ranks) == rounds
         assert [least_rounds(ALGORITHMS[x], ranks) for x in ("direct", "sharp")] == [1, 2]
+
+
+def test_nodes_are_the_largest_of_which_the_ranks_fill_two():
+    sizes = {1: 1, 2: 1, 4: 2, 9: 3, 12: 6, 13: 1, 16: 8, 18: 6, 64: 8}
+    assert {ranks: node_size(ranks) for ranks in sizes} == sizes
 
 
 def test_no_operation_without_a_least():
@@ -282,6 +287,8 @@ def test_algorithms_with_parameters_stand_on_the_shelf_with_these():
 
 
 def test_rings_go_both_ways_or_in_different_steps():
+    assert "opposite" in ALGORITHMS["bidirectional_ring"].how
+    assert "opposite" not in ALGORITHMS["multi_ring"].how
     both, many = ALGORITHMS["bidirectional_ring"], ALGORITHMS["multi_ring"]
     assert (both.strides(8), Rings("x", 4, bidirectional=True).strides(5)) == ((1, 7), (1, 4, 1, 4))
     assert [many.strides(ranks) for ranks in (2, 5, 6, 8)] == [
