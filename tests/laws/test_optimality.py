@@ -152,6 +152,7 @@ def test_limits_for_many_ranks(name: str, op: str, most: object):
         (log2_ceiling(n) / n, 0),
         (n - power2_floor(n), None),
         (n - floor(n / 2), oo),
+        (power2_floor(n) * log2_ceiling(n) - 2 * power2_floor(n), oo),
         (power2_floor(n) / n, None),
         (floor(n / 2) / n, Rational(1, 2)),
         (Min(n, power2_floor(n)) / n, None),
