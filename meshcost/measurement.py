@@ -1,14 +1,23 @@
 """A measurement: one rank in one call, what was predicted of it and what was counted. Plain data, no torch."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field, TypeAdapter
 
 #: Bytes that any rank may differ by: one frame of Gloo, an answer that was late or early.
 FRAME_BYTES = 144
 _MIB = 2**20
 #: A network interface counts headers, acknowledgements and other traffic too: 0.2 to 1.3 % measured, 5 % at worst.
 _INTERFACE_SHARE, _INTERFACE_BYTES = 0.05, 64 * 1024
+
+
+#: What a row that is read may hold: bytes and ranks, seconds and rates.
+Count = Annotated[int, Field(ge=0)]
+Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Key(NamedTuple):
@@ -46,29 +55,29 @@ class Measurement:
     """
 
     op: str
-    ranks: int
-    payload_bytes: int
-    rank: int | None
-    predicted_sent_bytes: int
+    ranks: Count
+    payload_bytes: Count
+    rank: Count | None
+    predicted_sent_bytes: Count
     measured_sent_bytes: int | None
-    predicted_received_bytes: int
+    predicted_received_bytes: Count
     measured_received_bytes: int | None
     correct: bool
-    seconds: float
-    algbw: float
-    busbw: float
+    seconds: Rate
+    algbw: Rate
+    busbw: Rate
     algorithm: str = "gloo"
     backend: str = "gloo"
     counter: str = "tcp_info"
     device: str = "cpu"
-    iterations: int = 1
+    iterations: Annotated[int, Field(ge=1)] = 1
     note: str = ""
-    predicted_seconds: float | None = None
-    frame_bytes: int = 0
-    billed_sent_bytes: int | None = None
-    rank_seconds: float = 0.0
+    predicted_seconds: Rate | None = None
+    frame_bytes: Count = 0
+    billed_sent_bytes: Count | None = None
+    rank_seconds: Rate = 0.0
     on: str = ""
-    group: tuple[int, ...] = ()
+    group: tuple[Count, ...] = ()
 
     @property
     def key(self) -> Key:
@@ -140,7 +149,24 @@ def allowed_bytes(predicted_bytes: int, payload_bytes: int, counter: str = "tcp_
 
 
 def from_dict(row: Mapping[str, Any]) -> Measurement:
-    """Read what ``as_dict`` wrote. Raises KeyError or TypeError for anything else."""
+    """Read what ``as_dict`` wrote; fields of later versions are left out.
+
+    Raises TypeError for what is no mapping, and ValueError for fields that are missing or not of their kind.
+
+    >>> from_dict({"op": "reduce", "ranks": "x"})  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    pydantic_core._pydantic_core.ValidationError: ...
+    """
+    if not isinstance(row, Mapping):
+        raise TypeError("a row is a mapping of fields")
     names = {field.name for field in fields(Measurement)}
     found = {name: value for name, value in row.items() if name in names}
-    return Measurement(**{**found, "group": tuple(found.get("group", ()))})
+    read = _reader().validate_json(json.dumps(found), strict=True)
+    if read.group and (len(set(read.group)) != read.ranks or read.rank not in (None, *read.group)):
+        raise ValueError(f"rank {read.rank} of {read.ranks} is none of group {list(read.group)}")
+    return read
+
+
+@cache
+def _reader() -> TypeAdapter[Measurement]:
+    return TypeAdapter(Measurement)

@@ -39,7 +39,7 @@ def verify(  # noqa: PLR0913, PLR0917 - one argument for each option that a pers
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Skip what --results already has.")] = False,
     export: Annotated[str | None, typer.Option(help="Only print commands for nccl-tests or param.")] = None,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one call.")] = 60.0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one call, at most a day.")] = 60.0,
     iterations: Annotated[int, typer.Option(min=1, max=1000, help="Calls to average over.")] = 3,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Where ranks meet; 0 is any free port.")] = 0,
     form: Annotated[PageFormat, choice(PageFormat, "--format", help="How it is written.")] = PageFormat.table,
@@ -81,7 +81,7 @@ def verify(  # noqa: PLR0913, PLR0917 - one argument for each option that a pers
         saved, trouble = [], error
     show_or_dump(
         form,
-        lambda: Verdict(rows, saved, finished=trouble is None),
+        lambda: Verdict(rows, saved, finished=trouble is None, scaled=asked.is_scaled),
         lambda: as_dict(rows, notes + saved, trouble),
     )
     if trouble:

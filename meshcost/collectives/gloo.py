@@ -25,6 +25,8 @@ from meshcost.symbols import S, n
 #: Bytes that a message adds on the side of its sender (a notice and a header) and of its receiver (a notice).
 SENDER_FRAME, RECEIVER_FRAME = 96, 48
 FRAME_BYTES = SENDER_FRAME + RECEIVER_FRAME
+#: Which end adds how much of it, as pages say it.
+ENDS = f"{SENDER_FRAME} by its sender, {RECEIVER_FRAME} by its receiver"
 #: Largest segment of a reduction, in bytes (kMaxSegmentSize of gloo).
 LARGEST_SEGMENT = 2**20
 

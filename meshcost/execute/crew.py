@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -31,8 +32,10 @@ START_SECONDS = 120
 _GRACE_SECONDS = 1.0
 #: The library's own timeout is later than the crew's, whose sentence is better.
 _LIBRARY_EXTRA = 30
-#: A step may take as long as one call, and this much more for each call in it.
-_CALL_SECONDS = 0.1
+#: A rank that makes many calls says only so often that it has come further.
+SIGN_SECONDS = 0.05
+#: Time for the nursery to end its ranks and itself, before a signal does.
+_END_SECONDS = 5.0
 
 #: Files that a command line has open beside the sockets of its ranks.
 _OWN_FILES = 64
@@ -59,8 +62,10 @@ class Fault:
 class Crew:
     """Local ranks. Use it in a ``with`` statement: it starts all of them, and at the end none is left.
 
-    ``timeout`` in seconds holds for each call. ``port`` 0 lets the system choose where the ranks meet. ``interface`` is
-    the network interface that Gloo binds to; empty: the one whose address ``host`` is. Raises ExecutionError if torch
+    ``timeout`` in seconds holds for each call, and for each call of a step: the clock begins anew whenever a rank has
+    finished one. ``processes`` are those of the ranks, once they have been started. ``port`` 0 lets the system choose
+    where the ranks meet. ``interface`` is the network interface that Gloo binds to; empty: the one whose address ``host``
+    is. Raises ExecutionError if torch
     is missing, if the host name does not resolve, if the port is taken, or if a rank does not start.
     """
 
@@ -74,6 +79,7 @@ class Crew:
     fault: Fault | None = None
     counter: str = field(default="", init=False)
     leader: bool = field(default=True, init=False)
+    processes: list[int] = field(default_factory=list, init=False)
     _controls: list[socket.socket] = field(default_factory=list, init=False)
     _nursery: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _opened: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
@@ -127,7 +133,7 @@ class Crew:
             described = [asdict(case) for case in cases]
             commands[rank] = {"do": "play", "cases": described, "order": order, "world": self.ranks}
             calls = max(calls, len(order))
-        return self._ask(commands, f"the step of {calls:,} calls", self.timeout + calls * _CALL_SECONDS)
+        return self._ask(commands, f"the step of {calls:,} calls", self.timeout)
 
     def close(self) -> None:
         """End all ranks, whatever they are doing."""
@@ -135,14 +141,25 @@ class Crew:
             control.close()
         self._controls.clear()
         if self._nursery is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._nursery.pid, signal.SIGKILL)
-            self._nursery.wait()
-            for stream in (self._nursery.stdin, self._nursery.stdout):
-                if stream is not None:
-                    stream.close()
+            self._end(self._nursery)
             self._nursery = None
         self._opened.close()
+
+    def _end(self, nursery: subprocess.Popen[bytes]) -> None:
+        """Let the nursery end its ranks and wait for them, so that none is left as a zombie; by force where it does not."""
+        assert nursery.stdin is not None
+        assert nursery.stdout is not None
+        nursery.stdin.close()
+        try:
+            if self.processes:  # before, it does not listen yet
+                nursery.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(nursery.pid, signal.SIGKILL)
+            nursery.wait()
+            nursery.stdout.close()
 
     def _start(self) -> None:
         allow_open_files(2 * self.ranks + _OWN_FILES)
@@ -201,6 +218,8 @@ class Crew:
         for rank, message in self._messages(trouble):
             if message:
                 self._note(rank, message, answers, trouble)
+            if "stage" in message and not trouble.found:
+                end = time.monotonic() + seconds + SIGN_SECONDS
             if trouble.found and not trouble.closing:
                 trouble.closing = True
                 end = min(end, time.monotonic() + _GRACE_SECONDS)
@@ -209,12 +228,15 @@ class Crew:
             if time.monotonic() >= end:
                 break
         trouble.missing = set(commands) - set(answers)
+        self._look(trouble)
         raise ExecutionError(explain(trouble))
 
     def _note(
         self, rank: int, message: Mapping[str, Any], answers: dict[int, dict[str, Any]], trouble: Trouble
     ) -> None:
-        if "ended" in message:
+        if "processes" in message:
+            self.processes = list(message["processes"])
+        elif "ended" in message:
             trouble.ended[message["ended"]] = message["status"]
         elif "failed" in message:
             (trouble.lost_peer if message["lost"] else trouble.raised)[rank] = message["why"]
@@ -224,6 +246,16 @@ class Crew:
             answers[rank] = dict(message)
         elif message.get("done") == self._number:
             answers[rank] = message["row"]
+
+    def _look(self, trouble: Trouble) -> None:
+        """Ask the system what became of the nursery and of the ranks that are missing."""
+        assert self._nursery is not None
+        if -1 in trouble.gone:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                trouble.starter = self._nursery.wait(_GRACE_SECONDS)
+        known = [rank for rank in trouble.missing if rank < len(self.processes)]
+        halted = {rank: stopped_by(self.processes[rank]) for rank in sorted(known)}
+        trouble.stopped = {rank: how for rank, how in halted.items() if how}
 
     def _messages(self, trouble: Trouble) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """Yield what ranks say, and now and then nothing, so that time can be looked at."""
@@ -249,6 +281,20 @@ def _received(descriptor: int) -> bytes:
         return os.read(descriptor, 65536)
     except OSError:
         return b""
+
+
+def stopped_by(process: int) -> str:
+    """What keeps a process from running, where the system says so (Linux); empty if it runs.
+
+    >>> stopped_by(os.getpid())
+    ''
+    """
+    try:
+        state = Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+    # The name of the program stands in brackets before it, and may hold anything.
+    return {"T": "SIGSTOP", "t": "by a debugger"}.get(state.rpartition(")")[2].strip()[:1], "")
 
 
 def require_torch(why: str = "verify runs real collectives") -> None:

@@ -16,8 +16,9 @@ class Trouble:
     """What is known while an answer is waited for.
 
     ``raised`` holds what ranks say of themselves, ``lost_peer`` what those say that only noticed that another one is
-    gone; ``ended`` exit statuses, ``gone`` ranks (-1: their nursery) that have hung up; ``stages`` how far ranks
-    have come in the call (1: entered, 2: warmed up, 3: done), ``missing`` those that never answered.
+    gone; ``ended`` exit statuses, ``gone`` ranks (-1: their nursery, whose exit status is ``starter``) that have hung up;
+    ``stages`` how far ranks have come in the call (1: entered, 2: warmed up, 3: done), ``missing`` those that never
+    answered, ``stopped`` those of them that the system says do not run, each with what stopped it.
     """
 
     what: str
@@ -29,6 +30,8 @@ class Trouble:
     gone: set[int] = field(default_factory=set)
     stages: dict[int, int] = field(default_factory=dict)
     missing: set[int] = field(default_factory=set)
+    stopped: dict[int, str] = field(default_factory=dict)
+    starter: int | None = None
     closing: bool = False
 
     @property
@@ -47,18 +50,37 @@ def explain(trouble: Trouble) -> str:
         return _ended(rank, status, trouble.what)
     for rank, why in sorted(trouble.raised.items()):
         return sentence_of(rank, why, trouble.what)
-    for rank in sorted(trouble.gone - {-1}):
+    if -1 in trouble.gone:
+        return _starter_ended(trouble.starter, trouble.what)
+    for rank in sorted(trouble.gone):
         return f"rank {rank} went away in {trouble.what}."
-    if trouble.gone:
-        return f"the process that starts the ranks ended in {trouble.what}; python -c 'import torch' may say why."
     behind = _behind(trouble)
     if behind:
-        return f"{_named(behind)} did not come to {trouble.what} within {trouble.seconds:g} s (--timeout)."
+        return f"{_halted(trouble)}{_named(behind)} did not come to {_in_time(trouble)}."
     for rank, why in sorted(trouble.lost_peer.items()):
         return f"rank {rank} lost another one in {trouble.what}: {why}."
-    return (
-        f"{_named(trouble.missing)} did not finish {trouble.what} within {trouble.seconds:g} s (--timeout)."
-    )
+    return f"{_halted(trouble)}{_named(trouble.missing)} did not finish {_in_time(trouble)}."
+
+
+def _in_time(trouble: Trouble) -> str:
+    return f"{trouble.what} within {trouble.seconds:g} s (--timeout)"
+
+
+def _halted(trouble: Trouble) -> str:
+    """Name the ranks that do not run: the others only wait for them. Empty if there are none."""
+    said = []
+    for how in dict.fromkeys(trouble.stopped.values()):
+        ranks = {rank for rank, by in trouble.stopped.items() if by == how}
+        said.append(f"{_named(ranks)} {'are' if len(ranks) > 1 else 'is'} stopped ({how}): ")
+    return "".join(said)
+
+
+def _starter_ended(status: int | None, what: str) -> str:
+    """Say what became of the process that starts the ranks, and why, as far as its exit status tells."""
+    who = "the process that starts the ranks"
+    if status is not None and status < 0:
+        return _by_signal(who, -status, what)
+    return f"{who} ended in {what}; python -c 'import torch' may say why."
 
 
 def _behind(trouble: Trouble) -> set[int]:
@@ -71,8 +93,12 @@ def _behind(trouble: Trouble) -> set[int]:
 def _ended(rank: int, status: int, what: str) -> str:
     if status >= 0:
         return f"rank {rank} exited with status {status} in {what}."
-    name = signal.Signals(-status).name
-    return f"rank {rank} was ended by {name} in {what}. {_CAUSES.get(name, '')}".rstrip()
+    return _by_signal(f"rank {rank}", -status, what)
+
+
+def _by_signal(who: str, number: int, what: str) -> str:
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    return f"{who} was ended by {name} in {what}. {_CAUSES.get(name, '')}".rstrip()
 
 
 def sentence_of(rank: int, why: str, what: str) -> str:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from meshcost.errors import ExecutionError
 from meshcost.execute.crew import Fault
 from meshcost.execute.failures import sentence_of
+from meshcost.execute.launcher import Launched
 from meshcost.execute.member import Member, device_of
 from meshcost.execute.nccl import choose_link_counter, debug_log
 from meshcost.execute.plan import Case
@@ -30,6 +31,7 @@ class Hosts:
     Raises ExecutionError if the port is taken, or if not all ranks come in time.
     """
 
+    launched: Launched
     timeout: float = 60.0
     backend: str = "gloo"
     device: str = "cpu"
@@ -42,12 +44,12 @@ class Hosts:
     @property
     def rank(self) -> int:
         """This rank."""
-        return int(os.environ["RANK"])
+        return self.launched.rank
 
     @property
     def ranks(self) -> int:
         """Ranks that the launcher has started."""
-        return int(os.environ["WORLD_SIZE"])
+        return self.launched.ranks
 
     @property
     def leader(self) -> bool:
@@ -60,17 +62,14 @@ class Hosts:
         if self.backend == "nccl":
             os.environ.update(self._opened.enter_context(debug_log()))
         try:
-            device = device_of(self.device, int(os.environ.get("LOCAL_RANK", "0")))
+            device = device_of(self.device, self.launched.local_rank)
             dist.init_process_group(self.backend, init_method="env://", timeout=limit)
         except (RuntimeError, ValueError) as error:
-            where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-            raise ExecutionError(
-                sentence_of(self.rank, str(error), f"start of {self.ranks} ranks at {where}")
-            ) from None
-        port = int(os.environ["MASTER_PORT"])
+            start = f"start of {self.ranks} ranks at {self.launched.where}"
+            raise ExecutionError(sentence_of(self.rank, str(error), start)) from None
         interface = os.environ.get("GLOO_SOCKET_IFNAME", "eth0")
         self.counter, counter = choose_link_counter(
-            self.backend, device.index or 0, interface, skip_ports=(port,)
+            self.backend, device.index or 0, interface, skip_ports=(self.launched.port,)
         )
         store = dist.distributed_c10d._get_default_store()
         fault = self.fault.as_dict() if self.fault else {}

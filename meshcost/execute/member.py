@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from meshcost.errors import ExecutionError
 from meshcost.execute.counters import Bytes, Counter
+from meshcost.execute.crew import SIGN_SECONDS
 from meshcost.execute.exercises import Exercise, exercise
 from meshcost.execute.interpret import interpreted
 from meshcost.execute.nccl import own_choice
@@ -36,6 +37,9 @@ class Member:
     tell: Callable[[Mapping[str, Any]], None]
     fault: Mapping[str, Any] = field(default_factory=dict)
     _groups: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
+    _stage: int = 0
+    _told: float = 0.0
+    _passed: list[torch.cuda.Event] = field(default_factory=list)
 
     def group(self, members: tuple[int, ...]) -> dist.ProcessGroup:
         """The process group of some ranks. The first time, every rank of the world has to ask for it."""
@@ -69,7 +73,7 @@ class Member:
 
     def measure(self, number: int, case: Case, iterations: int) -> dict[str, Any]:
         """Make a call: once to warm up and check, then ``iterations`` times to count and time."""
-        self.tell({"stage": 1})
+        self._reach(1)
         position = case.members.index(self.rank)
         group = self.group(case.members)
         done = self._prepare(case, position, group)
@@ -78,7 +82,7 @@ class Member:
         self._synchronize()
         correct = done.check()
         self._suffer(case.op)
-        self.tell({"stage": 2})
+        self._reach(2)
         moved, seconds = self.counted(f"{number}", case.members, done.run, iterations)
         return {
             "chosen": own_choice(case.op),
@@ -97,8 +101,8 @@ class Member:
         groups = [self.group(everybody if case.op == "send_recv" else case.members) for case in cases]
         player = Player(self.rank, cases, groups, self.device, ways)
         self._suffer("step")
-        self.tell({"stage": 2})
-        moved, seconds = self.counted(f"{number}", everybody, lambda: player.run(order), 1)
+        self._reach(2)
+        moved, seconds = self.counted(f"{number}", everybody, lambda: player.run(order, self._pass), 1)
         return {"correct": True, "seconds": seconds, "sent": moved.sent, "received": moved.received}
 
     def _ways(self, everybody: tuple[int, ...]) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
@@ -123,28 +127,50 @@ class Member:
         """Run something while all members do: bytes that this rank moved, and seconds. ``place`` names it in the store."""
         self.meet(f"{place}/warm", members)
         before = self._settled()
+        self._sign()
         self.meet(f"{place}/start", members)
         seconds = self._timed(run, iterations)
-        self.tell({"stage": 3})
+        self._reach(3)
         self.meet(f"{place}/end", members)
         moved = self._settled().since(before)
+        self._sign()
         self.meet(f"{place}/counted", members)
         return moved, seconds
 
     def _timed(self, run: Callable[[], None], iterations: int) -> float:
         """Seconds of some calls: on the clock of the GPU where tensors live there, else on that of the host."""
-        if self.device.type == "cuda":
-            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            first.record()
-            for _ in range(iterations):
-                run()
-            last.record()
-            self._synchronize()
-            return float(first.elapsed_time(last)) / 1000
+        self._passed.clear()
         start = time.perf_counter()
+        if self.device.type == "cuda":
+            self._pass()
         for _ in range(iterations):
             run()
-        return time.perf_counter() - start
+            self._pass()
+        if self.device.type != "cuda":
+            return time.perf_counter() - start
+        for event in self._passed:
+            event.synchronize()
+            self._sign()
+        self._synchronize()
+        return float(self._passed[0].elapsed_time(self._passed[-1])) / 1000
+
+    def _reach(self, stage: int) -> None:
+        """Tell how far this rank has come in a call."""
+        self._stage, self._told = stage, time.monotonic()
+        self.tell({"stage": stage})
+
+    def _sign(self) -> None:
+        """Tell now and then that this rank goes on: whoever waits counts seconds from there."""
+        if time.monotonic() - self._told >= SIGN_SECONDS:
+            self._reach(self._stage)
+
+    def _pass(self) -> None:
+        """Take note of a call that has been made; a GPU makes it later, and an event says when."""
+        if self.device.type != "cuda":
+            self._sign()
+            return
+        self._passed.append(torch.cuda.Event(enable_timing=True))
+        self._passed[-1].record()
 
     def _settled(self) -> Bytes:
         before, end = self.counter(), time.monotonic() + _LONGEST_SETTLE

@@ -29,13 +29,19 @@ def main(numbers: list[int], *, forks: bool = sys.platform == "linux") -> None:
     }
     for number in numbers:
         os.close(number)
+    _say({"processes": list(children)})
     threading.Thread(target=_end_with_parent, args=(tuple(children),), daemon=True).start()
+    # To the last one, also when whoever asked is gone: a rank that nobody waits for stays as a zombie.
     while children:
         process, status = os.wait()
         if process in children:
-            ended = {"ended": children.pop(process), "status": os.waitstatus_to_exitcode(status)}
-            sys.stdout.write(json.dumps(ended) + "\n")
-            sys.stdout.flush()
+            _say({"ended": children.pop(process), "status": os.waitstatus_to_exitcode(status)})
+    os._exit(0)
+
+
+def _say(message: dict[str, object]) -> None:
+    with contextlib.suppress(OSError):  # nobody reads any more
+        os.write(1, json.dumps(message).encode() + b"\n")
 
 
 def _launched(rank: int, own: int, started: list[subprocess.Popen[bytes]]) -> int:
@@ -77,7 +83,6 @@ def _end_with_parent(children: tuple[int, ...]) -> None:
     for process in children:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
-    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Playing a step: all calls of one rank in order, with buffers that all of them share."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -30,8 +30,8 @@ class Player:
         self.second = torch.zeros(elements, device=device)
         self.leaving: list[dist.Work] = []
 
-    def run(self, order: Sequence[tuple[int, int]]) -> None:
-        """Make the calls: (number, tag). Messages leave without waiting, as pipelines send them.
+    def run(self, order: Sequence[tuple[int, int]], passed: Callable[[], None]) -> None:
+        """Make the calls: (number, tag), and say so after each. Messages leave without waiting, as pipelines send them.
 
         Otherwise two ranks could wait for ever; and without tags a gradient could be taken for an activation.
         """
@@ -43,8 +43,10 @@ class Player:
                 native_call(case, group, self.first, self.second)
             else:
                 self._interpreted(case, group).run()
+            passed()
         for work in self.leaving:
             work.wait()
+            passed()
         self.leaving.clear()
 
     def _message(self, case: Case, tag: int) -> None:

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import ValidationError
+
+from meshcost.document import sentences
 from meshcost.errors import ExecutionError
 from meshcost.measurement import Key, Measurement, from_dict
 
@@ -38,25 +41,27 @@ class Results:
                 file.flush()
                 _to_disk(file.fileno())
         except OSError as error:
-            raise ExecutionError(self._cannot("written", error)) from None
+            raise ExecutionError(_cannot(self.path, "written", error) + self.advice) from None
         self.kept += len(lines)
 
     def read(self) -> Iterator[Measurement]:
-        """Yield the rows that are there; a last line that was cut off is left out."""
-        try:
-            lines = self.path.read_text(encoding="utf-8").splitlines()
-        except FileNotFoundError:
+        """Yield the rows that are there; a last line that was cut off is left out.
+
+        Raises ExecutionError, with the number of the line, for what is no row.
+        """
+        if not self.path.is_file():  # also a device, which has no rows and may have no end
             return
-        except (OSError, UnicodeDecodeError) as error:
-            raise ExecutionError(self._cannot("read", error)) from None
+        try:
+            *lines, _ = self.path.read_bytes().split(b"\n")
+        except OSError as error:
+            raise ExecutionError(_cannot(self.path, "read", error)) from None
         for number, line in enumerate(lines, 1):
             try:
                 yield from_dict(json.loads(line))
-            except (ValueError, TypeError, AttributeError):
-                if number < len(lines):
-                    raise ExecutionError(
-                        f"{self.path}: line {number} is not a row of meshcost verify."
-                    ) from None
+            except (ValueError, TypeError, RecursionError) as error:
+                raise ExecutionError(
+                    f"{self.path}: line {number} is not a row of meshcost verify{_why(error)}."
+                ) from None
 
     def mend(self) -> None:
         """End a line that was cut off, so that the next one begins anew."""
@@ -65,10 +70,27 @@ class Results:
             if text and not text.endswith(b"\n"):
                 self.path.write_bytes(text[: text.rfind(b"\n") + 1])
 
-    def _cannot(self, what: str, error: Exception) -> str:
-        number = getattr(error, "errno", None)
-        why = "the disk is full" if number == errno.ENOSPC else getattr(error, "strerror", None) or str(error)
-        return f"{self.path}: cannot be {what}: {why}.{'' if what == 'read' else self.advice}"
+
+def check_writable(path: Path) -> None:
+    """Raise ExecutionError if a file cannot be written to; what is in it stays, and one that was not there goes again."""
+    is_new = not path.exists() and not path.is_symlink()
+    try:
+        with path.open("a", encoding="utf-8"):
+            pass
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise ExecutionError(_cannot(path, "written", error)) from None
+
+
+def _cannot(path: Path, what: str, error: OSError) -> str:
+    why = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
+    return f"{path}: cannot be {what}: {why}."
+
+
+def _why(error: Exception) -> str:
+    """Which field of a row is not legal; empty where a line is no row at all."""
+    return f": {sentences(error)[0].rstrip('.')}" if isinstance(error, ValidationError) else ""
 
 
 def _to_disk(descriptor: int) -> None:

@@ -1,6 +1,7 @@
 """Writing a cluster file: the latency and bandwidth that fit what was measured, operation by operation."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ from meshcost.clusters.fit import Point, fit
 from meshcost.collectives import choose
 from meshcost.collectives.gloo import rounds
 from meshcost.errors import ExecutionError, MeshcostError
+from meshcost.execute.plan import Case
 from meshcost.formula import value
 from meshcost.measurement import Measurement
 from meshcost.symbols import n
 from meshcost.units import human_bytes
+
+_NO_FIT = "--save: a fit needs two sizes with the same number of ranks: --size 1MiB,8MiB."
 
 
 def points(rows: Sequence[Measurement], op: str) -> list[Point]:
@@ -26,7 +30,7 @@ def points(rows: Sequence[Measurement], op: str) -> list[Point]:
     return [
         Point(
             found[0].payload_bytes,
-            waits(found[0]),
+            waits(op, found[0].ranks, found[0].backend),
             max(max(row.predicted_sent_bytes, row.predicted_received_bytes) for row in found),
             max(row.seconds for row in found),
         )
@@ -34,12 +38,23 @@ def points(rows: Sequence[Measurement], op: str) -> list[Point]:
     ]
 
 
-def waits(row: Measurement) -> int:
+def waits(op: str, ranks: int, backend: str) -> int:
     """Messages that wait for each other in a call: as Gloo makes it, or else as the default algorithm of the shelf."""
-    if row.backend == "gloo":
-        return rounds(row.op, row.ranks)
-    call = {"send_recv": "send"}.get(row.op, row.op)
-    return int(value(choose(call).forms[call].rounds, {n: row.ranks}))
+    if backend == "gloo":
+        return rounds(op, ranks)
+    call = {"send_recv": "send"}.get(op, op)
+    return int(value(choose(call).forms[call].rounds, {n: ranks}))
+
+
+def check_fit(planned: Iterable[Case], backend: str) -> None:
+    """Raise ExecutionError if it is certain before anything is measured that no operation can be fitted."""
+    alike = Counter(
+        (case.op, waits(case.op, case.ranks, backend))
+        for case in dict.fromkeys(planned)
+        if case.algorithm == "native" and case.payload_bytes
+    )
+    if not any(count > 1 for count in alike.values()):
+        raise ExecutionError(_NO_FIT)
 
 
 def cluster_of(
@@ -59,7 +74,7 @@ def cluster_of(
         except MeshcostError:
             continue
     if not speeds:
-        raise ExecutionError("--save: a fit needs two sizes with the same number of ranks: --size 1MiB,8MiB.")
+        raise ExecutionError(_NO_FIT)
     general = speeds.get("send_recv") or next(iter(speeds.values()))
     return {
         "name": name,

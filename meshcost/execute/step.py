@@ -80,14 +80,25 @@ class Step:
 
     def cases(self, rank: int) -> list[Case]:
         """The calls of one rank, in order; a receive is the other end of a ``send_recv``."""
-        return [self._case(call, rank) for call in self.ledger.calls(rank)]
+        return [self._case(call) for call in self.ledger.calls(rank)]
 
     def script(self, rank: int) -> "Script":
         """The calls of one rank, written shortly."""
         index: dict[Case, int] = {}
-        calls = ((self._case(call, rank), call.tag or 0) for call in self.ledger.calls(rank))
+        calls = ((self._case(call), call.tag or 0) for call in self.ledger.calls(rank))
         order = [(index.setdefault(case, len(index)), tag) for case, tag in calls]
         return Script(list(index), order)
+
+    def shapes(self) -> list[Case]:
+        """Every kind of call once, in the order of the ledger, whichever ranks make it: it is numbered as among the first.
+
+        Quick for any number of ranks and micro-batches, because no call is unrolled.
+        """
+        return list(dict.fromkeys(self._shape(event) for event in self.ledger))
+
+    def _shape(self, event: Event) -> Case:
+        members = tuple(range(2 if event.op in _ONE_MESSAGE else event.group_size))
+        return self._of(event, members, event.payload_bytes)
 
     def kinds(self) -> list[Case]:
         """Every kind of call once, on every group that makes it; the groups of a kind follow each other."""
@@ -102,14 +113,16 @@ class Step:
     def _distinct(self) -> Mapping[int, list[Case]]:
         return {rank: list(dict.fromkeys(self.cases(rank))) for rank in range(self.world)}
 
-    def _case(self, call: Call, rank: int) -> Case:
-        payload = max(call.in_bytes, call.out_bytes)
-        op = "send_recv" if call.op in _ONE_MESSAGE else call.op
+    def _case(self, call: Call) -> Case:
         event = self._events[call.strategy, call.op, call.phase, call.why]
+        return self._of(event, call.ranks, max(call.in_bytes, call.out_bytes))
+
+    def _of(self, event: Event, members: tuple[int, ...], payload_bytes: int) -> Case:
+        op = "send_recv" if event.op in _ONE_MESSAGE else event.op
         played = self.schedules and op != "send_recv" and not ALGORITHMS[event.priced.algorithm].switch
         algorithm = event.priced.algorithm if played else "native"
-        size = self.scaled(op, len(call.ranks), payload)
-        return Case(op, call.ranks, size, algorithm, on=" x ".join(event.axes))
+        size = self.scaled(op, len(members), payload_bytes)
+        return Case(op, members, size, algorithm, on=" x ".join(event.axes))
 
     @cached_property
     def _events(self) -> Mapping[tuple[str, str, str, str], Event]:

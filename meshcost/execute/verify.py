@@ -3,19 +3,19 @@
 ``verify(cases())`` yields one row for each rank of each call. Knows no torch: the ranks have it.
 """
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 from meshcost.collectives.gloo import Traffic
 from meshcost.collectives.operations import operation
 from meshcost.errors import ExecutionError
 from meshcost.execute.crew import Crew, Fault, resolve
-from meshcost.execute.launcher import launched
+from meshcost.execute.launcher import launch, launched
 from meshcost.execute.nccl import has_form, nccl_traffic
 from meshcost.execute.plan import Case, bound
 from meshcost.execute.results import Results, complete
@@ -55,26 +55,43 @@ def verify(
     Raises ExecutionError with one sentence if the memory would not do, if a rank fails, hangs or dies, or if the results
     cannot be written; also when it is interrupted. Rows that were yielded or written before stay.
     """
-    results, kept, left = _kept(planned, settings)
+    results, kept, left = kept_rows(planned, settings)
     yield from _again(kept, progress)
     if left:
         world = max(max(case.members) for case in left) + 1
         if not launched():
             bound(left, world=world)
-        with _runner(world, settings) as runner:
-            yield from _measured(runner, left, settings, predict, progress, results)
+        with _Going(results) as going, _runner(world, settings) as runner:
+            yield from _measured(runner, left, settings, predict, progress, going)
+            going.doing = _ENDING
 
 
-def _kept(
+def kept_rows(
     planned: Sequence[Case], settings: Settings
 ) -> tuple[Results | None, dict[Case, list[Measurement]], list[Case]]:
-    """The file of results, what ``--resume`` finds in it, and the calls that are left."""
+    """The file of results, what ``--resume`` finds in it, and the calls that are left.
+
+    Raises ExecutionError if the file cannot be read or gone on with.
+    """
     if settings.results is None:
         return None, {}, list(planned)
     results = Results(settings.results)
     done = _done(results, resume=settings.resume)
     kept = {case: rows for case in planned if (rows := done.get(_key(case, settings)))}
+    _refuse_other_means(results.path, [row for rows in kept.values() for row in rows], settings.iterations)
     return results, kept, [case for case in planned if case not in kept]
+
+
+def _refuse_other_means(path: Path, rows: Sequence[Measurement], iterations: int) -> None:
+    """Raise ExecutionError unless all rows are means of as many calls as are asked for."""
+    others = sorted({row.iterations for row in rows} - {iterations})
+    if others:
+        count = sum(row.iterations != iterations for row in rows)
+        means = " and ".join(map(str, others))
+        raise ExecutionError(
+            f"{path}: {count} of the rows that --resume would show are means of {means} calls, and --iterations asks for "
+            f"{iterations}. Go on with --iterations {others[0]}, or name another file."
+        )
 
 
 def _again(
@@ -85,27 +102,57 @@ def _again(
         _report(progress, case)
 
 
+#: What is going on before the first call, and after the last.
+STARTING, _ENDING = "while the ranks were being started", "while the ranks were being ended"
+
+
+@dataclass
+class _Going:
+    """What a run is doing, so that an interruption can say where it came; in a ``with`` statement it does."""
+
+    results: Results | None
+    doing: str = STARTING
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, KeyboardInterrupt):
+            advice = self.results.advice if self.results else ""
+            raise ExecutionError(f"interrupted {self.doing}.{advice}") from None
+
+
 def _measured(
     runner: "Runner",
     left: Sequence[Case],
     settings: Settings,
     predict: Predict,
     progress: Callable[[Case], None] | None,
-    results: Results | None,
+    going: _Going,
 ) -> Iterator[Measurement]:
     for case in left:
-        try:
-            answers = runner.measure(case, iterations=settings.iterations)
-            if not runner.leader:
-                continue
-            rows = rows_of(case, answers, settings, predict, runner.counter)
-            if results:
-                results.append(rows)
-        except KeyboardInterrupt:
-            said = results.advice if results else ""
-            raise ExecutionError(f"interrupted in {case.sentence}.{said}") from None
+        going.doing = f"in {case.sentence}"
+        answers = runner.measure(case, iterations=settings.iterations)
+        if not runner.leader:
+            continue
+        rows = rows_of(case, answers, settings, predict, runner.counter)
+        unwritten = _written(going.results, rows)
         yield from rows
         _report(progress, case)
+        if unwritten:
+            raise unwritten
+
+
+def _written(results: Results | None, rows: Sequence[Measurement]) -> ExecutionError | None:
+    """Write the rows of a call, if they are kept; what keeps them from it, for they are shown all the same."""
+    try:
+        if results:
+            results.append(rows)
+    except ExecutionError as error:
+        return error
+    return None
 
 
 class Runner(Protocol):
@@ -125,11 +172,12 @@ class Runner(Protocol):
 
 
 def _runner(world: int, settings: Settings) -> AbstractContextManager[Runner]:
-    if launched():
-        resolve(os.environ["MASTER_ADDR"])  # before torch is loaded, which takes seconds
+    here = launch()
+    if here is not None:
+        resolve(here.host)  # before torch is loaded, which takes seconds
         from meshcost.execute.hosts import Hosts
 
-        return Hosts(settings.timeout, settings.backend, settings.device, settings.fault)
+        return Hosts(here, settings.timeout, settings.backend, settings.device, settings.fault)
     return Crew(
         world, settings.timeout, settings.host, settings.port, settings.backend, settings.device, fault=settings.fault
     )  # fmt: skip
@@ -241,19 +289,19 @@ def verify_step(
     """
     if not launched():
         step.check()
-    results, kept, left = _kept(step.kinds(), settings)
+    results, kept, left = kept_rows(step.kinds(), settings)
     yield from _again(kept, progress)
     whole = Case("step", tuple(range(step.world)), 0, "bill" if step.schedules else "native")
-    with _runner(step.world, settings) as runner:
-        yield from _measured(runner, left, settings, Case.predict, progress, results)
-        try:
+    with _Going(results) as going:
+        with _runner(step.world, settings) as runner:
+            yield from _measured(runner, left, settings, Case.predict, progress, going)
+            going.doing = f"in the whole step over {step.world} ranks"
             answers = runner.play(step)
-        except KeyboardInterrupt:
-            raise ExecutionError(f"interrupted in the whole step over {step.world} ranks.") from None
-        counter, leader = runner.counter, runner.leader
-    if leader:
-        rows = rows_of(whole, answers, settings, lambda case, at: step.predicted(at), counter)
-        yield from (row if row.rank is None else _billed(row, step) for row in rows)
+            going.doing = _ENDING
+            counter, leader = runner.counter, runner.leader
+        if leader:
+            rows = rows_of(whole, answers, settings, lambda case, at: step.predicted(at), counter)
+            yield from (row if row.rank is None else _billed(row, step) for row in rows)
 
 
 def _billed(row: Measurement, step: Step) -> Measurement:

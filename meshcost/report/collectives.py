@@ -15,7 +15,7 @@ from rich.text import Text
 from sympy import Expr, Integer, Symbol
 
 from meshcost.collectives import DEFAULTS
-from meshcost.collectives.gloo import FRAME_BYTES, HOW, SENT, turning_point
+from meshcost.collectives.gloo import ENDS, FRAME_BYTES, HOW, SENT, turning_point
 from meshcost.collectives.operations import OPERATIONS, Operation, operation
 from meshcost.formula import value
 from meshcost.report.collectives_costs import cost_tables
@@ -187,7 +187,7 @@ def _on_gloo(op: Operation, group: Group, glyphs: Glyphs) -> Iterator[Text]:
     how, sent = HOW[op.name], SENT[op.calls[0]]
     data = f"Its busiest rank sends {_busiest(sent, group, glyphs)}, and each" if sent else "Each"
     yield Text(
-        f"{how[0].upper()}{how[1:]}. {data} message has {FRAME_BYTES} B of frames. meshcost verify counts it."
+        f"{how[0].upper()}{how[1:]}. {data} message has {FRAME_BYTES} B of frames: {ENDS}. meshcost verify counts it."
     )
 
 

@@ -9,6 +9,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from meshcost.collectives.gloo import ENDS, FRAME_BYTES
 from meshcost.errors import ExecutionError, MeshcostError
 from meshcost.measurement import Measurement, allowed_bytes
 from meshcost.report import words
@@ -23,27 +24,27 @@ _HOW = {
     "nvlink": "Bytes: of each rank's NVLinks (NVML), with whatever else used them, so 5 % are allowed; as: what NCCL chose.",
     "none": "Bytes: not counted, because this kernel offers no counter; only results and times were checked.",
 }
-
+#: Shares that are smaller are not told apart.
+_LEAST_PERCENT = 0.001
 
 _BILL_ITSELF = (
     "Executed with the bill's own algorithms: payload has to equal the bill, and frames come on top."
 )
-_NATIVE = (
-    "Gloo runs a reduce-scatter as an all-reduce, so its payload may exceed the bill's; --schedules executes the bill's own "
-    "algorithms."
-)
+_AS_ALL_REDUCE = "Gloo runs a reduce-scatter as an all-reduce, so its payload may exceed the bill's."
+_OWN_ALGORITHMS = "--schedules executes the bill's own algorithms."
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """All rows of a run as a rich renderable: a table with one line for each call, and wrong ranks in full.
 
-    A run that did not come to its end is not ``finished``.
+    A run that did not come to its end is not ``finished``; ``scaled`` says that the payloads of a job were, and its bill.
     """
 
     rows: Sequence[Measurement]
     notes: Sequence[str] = ()
     finished: bool = True
+    scaled: bool = False
     ascii_only: bool | None = None
     each_rank: bool = False
 
@@ -77,18 +78,20 @@ class Verdict:
         steps = [row for row in self.rows if row.billed_sent_bytes is not None]
         if not steps:
             return
-        titles = ("rank of the step", "the bill", "sent as", "payload", "frames", "measured")
+        bill = "the bill, scaled" if self.scaled else "the bill"
+        titles = ("rank of the step", bill, "sent as", "payload", "frames", "measured")
         grid = Grid([Column(title, "right" if title != "sent as" else "left") for title in titles], rule)
         for row in steps:
             payload = row.predicted_sent_bytes - row.frame_bytes
             figures = (row.billed_sent_bytes, payload, row.frame_bytes, row.measured_sent_bytes)
-            bill, *rest = ("not counted" if x is None else f"{x:,}" for x in figures)
-            grid.row(str(row.rank), bill, row.algorithm, *rest, style="" if row.passed else _WRONG)
+            billed, *rest = ("not counted" if x is None else f"{x:,}" for x in figures)
+            grid.row(str(row.rank), billed, row.algorithm, *rest, style="" if row.passed else _WRONG)
         yield from grid.fit(width)
         if steps[0].algorithm == "bill":
             yield Text(_BILL_ITSELF, style="dim")
         elif steps[0].backend == "gloo":
-            yield Text(_NATIVE, style="dim")
+            reduces = any(row.op == "reduce_scatter" for row in self.rows)
+            yield Text(f"{_AS_ALL_REDUCE} {_OWN_ALGORITHMS}" if reduces else _OWN_ALGORITHMS, style="dim")
         yield Text("")
 
     def _verdict(self) -> Text:
@@ -121,7 +124,7 @@ class Verdict:
                 "A line shows the rank that is furthest off, or sends the most; --format json has all ranks."
             )
         if any(row.backend == "gloo" for row in self.rows):
-            lines.append("Predicted bytes include the frames of Gloo, 144 B a message.")
+            lines.append(f"Predicted bytes include the frames of Gloo, {FRAME_BYTES} B a message: {ENDS}.")
         lines.append(
             "time: of the slowest rank, the mean of its calls; algbw = payload / time; busbw as in nccl-tests. Times on one "
             "machine say nothing about a network."
@@ -185,7 +188,18 @@ def _off(row: Measurement) -> str:
         return words.NOTHING
     if not row.off_bytes:
         return "0 B"
-    return f"{row.off_bytes:+,} B ({100 * row.off_share:+.2g} %)"
+    return f"{row.off_bytes:+,} B ({_percent(100 * row.off_share)} %)"
+
+
+def _percent(share: float) -> str:
+    """Two digits, without a power of ten.
+
+    >>> _percent(-100.0), _percent(0.0123), _percent(-1234.5), _percent(9.96), _percent(4e-7), _percent(-4e-7)
+    ('-100', '+0.012', '-1,234', '+10', '< +0.001', '> -0.001')
+    """
+    if abs(share) < _LEAST_PERCENT:
+        return f"< +{_LEAST_PERCENT}" if share > 0 else f"> -{_LEAST_PERCENT}"
+    return f"{share:+.2g}" if abs(share) < 9.95 else f"{share:+,.0f}"
 
 
 def _speed(bytes_per_second: float) -> str:
@@ -230,10 +244,34 @@ def watch(
 
     On the error stream, the notes are said before anything starts, and a progress bar where a person looks.
     """
+    rows: list[Measurement] = []
+    try:
+        _follow(run, rows, notes if shown else (), total=total, shown=shown)
+    except MeshcostError as error:
+        return Watched(rows, error)
+    except KeyboardInterrupt:
+        # Between two calls, or else the run itself has said in which.
+        where = (
+            f"after {rows[-1].op} over {rows[-1].ranks} ranks"
+            if rows
+            else "while the ranks were being started"
+        )
+        return Watched(rows, ExecutionError(f"interrupted {where}."))
+    return Watched(rows)
+
+
+def _follow(
+    run: Callable[[Callable[[Any], None]], Iterable[Measurement]],
+    rows: list[Measurement],
+    notes: Sequence[str],
+    *,
+    total: int,
+    shown: bool,
+) -> None:
+    """Add the rows of a run to those that are there, one by one: what came before an error has to stay."""
     console = Console(stderr=True, highlight=False)
-    if shown:
-        for note in notes:
-            console.print(note, style="dim", soft_wrap=not console.is_terminal)
+    for note in notes:
+        console.print(note, style="dim", soft_wrap=not console.is_terminal)
     columns = (
         TextColumn("verify"),
         BarColumn(),
@@ -241,7 +279,6 @@ def watch(
         TimeRemainingColumn(),
         TextColumn("{task.description}"),
     )
-    rows: list[Measurement] = []
     with Progress(
         *columns, console=console, transient=True, disable=not (shown and console.is_terminal)
     ) as bar:
@@ -250,11 +287,5 @@ def watch(
         def advance(case: Any) -> None:
             bar.update(task, advance=1, description=f"{case.op} over {case.ranks} ranks")
 
-        try:
-            for row in run(advance):
-                rows.append(row)  # noqa: PERF402 - what came before an error has to stay
-        except MeshcostError as error:
-            return Watched(rows, error)
-        except KeyboardInterrupt:
-            return Watched(rows, ExecutionError("interrupted."))
-    return Watched(rows)
+        for row in run(advance):
+            rows.append(row)  # noqa: PERF402

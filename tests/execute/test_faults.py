@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,9 +15,9 @@ import pytest
 pytest.importorskip("torch")
 
 from meshcost.errors import ExecutionError
-from meshcost.execute.crew import Fault
+from meshcost.execute.crew import Crew, Fault
 from meshcost.execute.failures import Trouble, explain, sentence_of
-from meshcost.execute.plan import cases
+from meshcost.execute.plan import Case, cases
 from meshcost.execute.results import Results
 from meshcost.execute.verify import Settings, verify
 
@@ -95,12 +96,12 @@ def test_a_host_name_that_does_not_resolve():
 
 
 def test_a_full_disk_ends_it_where_it_stands():
-    """An error while ranks wait for the next call: none of them is left."""
+    """An error while ranks wait for the next call: none of them is left, and the call that was made is shown."""
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full, which only Linux has")
     sentence, rows = failing(None, results=Path("/dev/full"))
     assert sentence == "/dev/full: cannot be written: the disk is full."
-    assert rows == []
+    assert [(row.op, row.rank) for row in rows] == [("broadcast", rank) for rank in range(3)]
 
 
 def test_too_little_shared_memory():
@@ -121,6 +122,49 @@ def test_the_cause_is_named_and_not_what_followed_from_it():
     assert explain(late) == "ranks 0, 1, 2 did not finish all_reduce within 5 s (--timeout)."
     trouble.ended = {3: -9}
     assert explain(trouble).startswith("rank 3 was ended by SIGKILL")
+
+
+@pytest.mark.parametrize(
+    ("known", "said"),
+    [
+        ({"starter": -9}, "was ended by SIGKILL in reduce. Often the kernel does this when memory is short"),
+        ({"starter": -15}, "was ended by SIGTERM in reduce."),
+        ({"starter": 1}, "ended in reduce; python -c 'import torch' may say why."),
+        ({"gone": {-1, 0, 1}, "starter": -9}, "the process that starts the ranks was ended by SIGKILL"),
+        (
+            {"gone": set(), "missing": {0, 1}, "stages": {0: 2, 1: 2}, "stopped": {1: "SIGSTOP"}},
+            "rank 1 is stopped (SIGSTOP): ranks 0, 1 did not finish reduce within 5 s (--timeout).",
+        ),
+        (
+            {"gone": set(), "missing": {0, 1, 2}, "stages": {0: 1}, "stopped": {1: "SIGSTOP", 2: "SIGSTOP"}},
+            "ranks 1, 2 are stopped (SIGSTOP): ranks 1, 2 did not come to reduce within 5 s (--timeout).",
+        ),
+    ],
+)
+def test_who_was_stopped_or_ended_by_a_signal_is_named(known, said):
+    assert said in explain(Trouble("reduce", 5, **({"gone": {-1}} | known)))
+
+
+def test_the_clock_is_that_of_one_call_and_a_rank_that_is_stopped_is_named():
+    """Thousands of calls take longer than one may; then a rank stops in the middle, and at last what starts the ranks."""
+    if not Path("/proc/self/stat").exists():
+        pytest.skip("needs /proc, which says that a process is stopped")
+    case = Case("all_reduce", (0, 1), 4)
+    with Crew(2, timeout=TIMEOUT) as crew:
+        crew.measure(case, iterations=1)
+        crew.timeout = 1
+        start = time.monotonic()
+        threading.Timer(1.5, os.kill, (crew.processes[1], signal.SIGSTOP)).start()
+        with pytest.raises(ExecutionError) as caught:
+            crew.measure(case, iterations=10**9)
+        assert time.monotonic() - start > 1.5
+        said = (
+            "rank 1 is stopped (SIGSTOP): ranks 0, 1 did not finish all_reduce of 4 B over 2 ranks within 1 s"
+        )
+        assert str(caught.value) == f"{said} (--timeout)."
+        os.kill(os.getsid(crew.processes[0]), signal.SIGKILL)
+        with pytest.raises(ExecutionError, match="starts the ranks was ended by SIGKILL in all_reduce"):
+            crew.measure(case)
 
 
 #: A run in the background ignores Ctrl-C, and what it starts inherits that: the test asks for it back.
@@ -157,6 +201,15 @@ def test_ctrl_c_and_sigterm_say_where_it_was_and_keep_the_rows(stop, tmp_path):
     assert "go on with --resume" in errors
     assert "Traceback" not in errors
     assert len(list(Results(path).read())) >= 2
+
+
+def test_ctrl_c_while_ranks_are_started_says_so():
+    process = started("--op", "reduce", "--ranks", "2")
+    assert "2 ranks take up to" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    shown, errors = process.communicate(timeout=20)
+    assert (process.returncode, shown) == (2, "")
+    assert errors == "meshcost: interrupted while the ranks were being started.\n"
 
 
 def test_ranks_end_when_whoever_started_them_is_killed(tmp_path):

@@ -94,3 +94,44 @@ def test_a_host_that_never_comes_under_a_launcher(monkeypatch, run):
     assert done.code == 2
     assert "start of 3 ranks at 127.0.0.1:29517" in done.err
     assert "Traceback" not in done.err
+
+
+TWO = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517"}
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"RANK": "x"}, ["RANK=x in the environment: a launcher sets a number, 0 to 1."]),
+        ({"RANK": ""}, ["RANK= in the environment: a launcher sets a number, 0 to 1."]),
+        ({"RANK": "2"}, ["RANK=2 in the environment: a launcher sets a number, 0 to 1."]),
+        (
+            {"RANK": "-1", "WORLD_SIZE": "-2"},
+            [
+                "WORLD_SIZE=-2 in the environment: a launcher sets a number, 1 or more.",
+                "RANK=-1 in",
+                ", 0 or more.",
+            ],
+        ),
+        ({"WORLD_SIZE": "9" * 5000}, ["WORLD_SIZE=99", ", 1 or more."]),
+        (
+            {"LOCAL_WORLD_SIZE": "3"},
+            ["LOCAL_WORLD_SIZE=3 in the environment: a launcher sets a number, 1 to 2."],
+        ),
+        ({"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "1"}, ["LOCAL_RANK=1 in", ", 0 to 0."]),
+        (
+            {"MASTER_PORT": "abc"},
+            ["MASTER_PORT=abc in the environment: a launcher sets a number, 1 to 65535."],
+        ),
+        ({"MASTER_PORT": "0"}, ["MASTER_PORT=0 in"]),
+        ({"MASTER_PORT": "70000"}, ["MASTER_PORT=70000 in"]),
+    ],
+)
+def test_what_no_launcher_says_is_one_sentence_each(values, said, monkeypatch, run):
+    for name, text in (TWO | values).items():
+        monkeypatch.setenv(name, text)
+    done = run("verify")
+    assert (done.code, done.out) == (2, "")
+    assert all(part in done.err for part in said)
+    assert done.err.count("Correct it, or unset RANK") == done.err.count("\n") == done.err.count("meshcost: ")
+    assert len(done.err) < 400

@@ -1,7 +1,9 @@
 """A job's own calls on real ranks: every group of its mesh, every kind of call, and the whole step against the bill."""
 
+from dataclasses import replace
 from io import StringIO
 from itertools import groupby
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -58,9 +60,7 @@ def test_a_row_says_on_which_axes_and_in_which_group_it_was_measured(executed):
     assert len([kind for kind, _ in groupby(kinds)]) == len(set(kinds))
     assert len(complete(calls)) == len(step.kinds())
     assert complete(calls[1:]).keys() == complete(calls).keys() - {calls[0].key}
-    page = StringIO()
-    Console(file=page, width=160).print(Verdict(executed))
-    lines = page.getvalue().splitlines()
+    lines = page(executed).splitlines()
     assert [line.split()[1:4] for line in lines if line.startswith("all_gather")].count(
         ["data,", "2", "groups"]
     ) > 1
@@ -88,6 +88,52 @@ def test_pipeline_and_context_pass_their_messages_on():
     assert set(mesh.groups(("data", "context"))) <= groups
     assert {row.op for row in rows} >= {"send_recv", "all_reduce", "step"}
     assert len([row for row in rows if row.op == "step"]) == mesh.world_size
+    text = page(rows, scaled=True)
+    assert "the bill, scaled" in text
+    assert "reduce-scatter" not in text  # nobody makes one
+    assert "144 B a message: 96 by its sender, 48 by its receiver" in text
+
+
+def page(rows, **options):
+    drawn = StringIO()
+    Console(file=drawn, width=160).print(Verdict(rows, **options))
+    return drawn.getvalue()
+
+
+def test_a_page_says_what_gloo_does_only_where_it_is_done(executed):
+    """The same rows as if the library had made the calls; the bill is called scaled only where it is."""
+    text = page([replace(row, algorithm="gloo") for row in executed])
+    assert "Gloo runs a reduce-scatter as an all-reduce" in text
+    assert "scaled" not in text
+
+
+@pytest.mark.parametrize("schedules", [False, True])
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        SHARDED["parallel"],
+        STAGED["parallel"],
+        {"pipeline": 4, "tensor": 2},
+        {"pipeline": {"size": 2, "schedule": "interleaved_1f1b", "chunks": 2}, "data": 2},
+    ],
+)
+def test_the_kinds_of_call_are_known_without_asking_every_rank(parallel, schedules):
+    job = {
+        "model": "gpt2",
+        "parallel": {**parallel, "pad_vocabulary": 128},
+        "batch": {"sequence": 256, "global_batch": 8},
+    }
+    step = step_of(job, schedules=schedules)
+    shapes = [(x.op, x.algorithm, x.ranks, x.payload_bytes) for x in step.shapes()]
+    assert len(set(shapes)) == len(shapes)
+    assert set(shapes) == {(x.op, x.algorithm, x.ranks, x.payload_bytes) for x in step.kinds()}
+
+
+@pytest.mark.parametrize("tool", ["nccl-tests", "param"])
+def test_the_calls_of_a_job_of_any_size_are_exported(tool, repository, run):
+    done = run("verify", repository / "examples" / "llama-3.1-405b.yaml", "--export", tool)
+    assert done.code == 0
+    assert "mpirun -np 16384 " in done.out
 
 
 def test_a_payload_is_scaled_to_the_cap_and_no_further():
@@ -116,6 +162,8 @@ def test_messages_that_overtake_each_other_find_their_way():
             for rank, row in crew.play(step).items():
                 if crew.counter == "tcp_info":
                     assert row["sent"] == pytest.approx(step.predicted(rank).sent_bytes, abs=FRAME_BYTES)
+    # Nor is one left as a zombie, which nobody has waited for.
+    assert [process for process in crew.processes if Path(f"/proc/{process}").exists()] == []
 
 
 def test_a_job_that_is_too_large_says_what_to_reduce():

@@ -12,9 +12,11 @@ pytest.importorskip("torch")
 
 import torch
 
+from meshcost.clusters import read_cluster
 from meshcost.collectives import ALGORITHMS
 from meshcost.errors import ExecutionError
 from meshcost.execute import crew
+from meshcost.execute.command import Request, read_bytes
 from meshcost.execute.crew import Fault
 from meshcost.execute.exercises import factor_of, fill, holds
 from meshcost.execute.plan import MOST_RANKS, OPERATIONS, Case, cases, schedules
@@ -210,13 +212,101 @@ def test_without_torch_there_is_one_sentence(monkeypatch, run):
         (["--export", "osu"], "choose nccl-tests or param"),
         (["--ranks", "1000", "--size", "1GiB"], "of memory, and only"),
         (["--cluster", "h101-dgx", "--size", "64KiB"], "Did you mean h100-dgx?"),
+        (["--timeout", "inf"], "--timeout inf: choose seconds, 86400 (a day) at most"),
+        (["--timeout", "1e9"], "--timeout 1e+09: choose seconds"),
+        (["--size", "1EiB"], "--size 1EiB: too large. The largest is 1 PiB."),
+        (["--size", "9" * 400], "too large. The largest is 1 PiB."),
+        (["--results", "no-such-folder/rows"], "no-such-folder/rows: cannot be written: No such file"),
+        (["--results", "."], ".: cannot be written: Is a directory"),
+        (
+            ["--save", "a.yaml", "--ranks", "2", "--size", "1MiB"],
+            "--save: a fit needs two sizes with the same number of ranks",
+        ),
+        (["--save", "a.yaml", "--op", "barrier"], "--save: a fit needs two sizes"),
+        (["--save", "a.yaml", "--schedules", "--op", "reduce"], "--save: a fit needs two sizes"),
     ],
 )
-def test_a_mistake_is_one_sentence(options, said, run):
+def test_a_mistake_is_one_sentence(options, said, run, tmp_path, monkeypatch):
+    """At once: neither a rank nor a word of what they take comes before it, and no file."""
+    monkeypatch.chdir(tmp_path)
     done = run("verify", *options)
     assert done.code == 2
     assert said in done.err
     assert "Traceback" not in done.err
+    assert " are free." not in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_size_is_rounded_before_its_time():
+    assert read_bytes("--size", "2.01GB") == 2_010_000_000
+    assert read_bytes("--size", "1PiB") == 2**50
+
+
+#: A row as it is kept, of no bytes.
+ROW = {**dict.fromkeys(sorted(KEYS), 0), "op": "barrier", "ranks": 2, "correct": True, "group": [0, 1]}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"garbage", "."),
+        (b"\xff\xfe\x00", "."),
+        (b"[" * 100_000, "."),
+        (b"7", "."),
+        (b"{}", ": op: missing. Write it."),
+        (ROW | {"ranks": "x"}, ": ranks: 'x' is not legal: it has to be a whole number."),
+        (ROW | {"seconds": float("nan")}, ": seconds: nan is not legal: it has to be a finite number."),
+        (ROW | {"seconds": -1}, ": seconds: -1 is not legal"),
+        (ROW | {"correct": 1}, ": correct: 1 is not legal"),
+        (ROW | {"group": [0, "a"]}, ": group.1: 'a' is not legal"),
+        (ROW | {"rank": 2}, "."),
+        (ROW | {"iterations": 0}, ": iterations: 0 is not legal"),
+    ],
+)
+def test_a_line_that_is_no_row_is_refused_with_its_number(line, said, tmp_path, run):
+    path = tmp_path / "rows.jsonl"
+    written = line if isinstance(line, bytes) else json.dumps(line).encode()
+    path.write_bytes(json.dumps(ROW).encode() + b"\n" + written + b"\n")
+    done = run("verify", "--op", "barrier", "--ranks", "2", "--results", path, "--resume")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(f"meshcost: {path}: line 2 is not a row of meshcost verify{said}")
+    assert done.err.count("\n") == 1
+
+
+def test_rows_of_other_iterations_are_not_shown_as_those_asked_for(tmp_path, run):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(ROW | {"rank": rank, "iterations": 3}) + "\n" for rank in (0, 1)))
+    asked = ["verify", "--op", "barrier", "--ranks", "2", "--results", path, "--resume"]
+    assert run(*asked).code == 0
+    done = run(*asked, "--iterations", "5")
+    assert (done.code, done.out) == (2, "")
+    assert (
+        "2 of the rows that --resume would show are means of 3 calls, and --iterations asks for 5."
+        in done.err
+    )
+    assert " are free." not in done.err
+
+
+def test_a_last_line_that_was_cut_off_is_made_anew(tmp_path):
+    """Also where only its end is missing: the next row would follow on the same line."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(ROW) + "\n" + json.dumps(ROW))
+    assert len(list(Results(path).read())) == 1
+    Results(path).mend()
+    Results(path).append([from_dict(ROW)])
+    assert len(list(Results(path).read())) == 2
+
+
+def test_a_cluster_without_seconds_between_nodes_is_said(tmp_path):
+    path = tmp_path / "mine.yaml"
+    known = read_cluster("h100-dgx").model_dump(mode="json", exclude_none=True)
+    links = {"intra_node": known["links"]["intra_node"]}
+    path.write_text(json.dumps({"gpus_per_node": 2, "links": links}))
+    asked = Request(op="reduce", ranks="2,3,4", size="64KiB", cluster=str(path))
+    assert asked.notes[-1] == (
+        f"--cluster {path}: it has no links.inter_node, and nodes of 2 GPUs, so calls of 3, 4 ranks have no predicted time."
+    )
+    assert not any("predicted time" in note for note in replace(asked, ranks="2").notes)
 
 
 USUAL = "-d float -n 3 -c 1"
