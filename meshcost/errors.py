@@ -14,6 +14,7 @@ One error may hold several problems: a file is read to the end and everything wr
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class MeshcostError(Exception):
@@ -83,6 +84,29 @@ def printable(text: str, *, coloured: bool = False) -> str:
         parts = _COLOUR.split(text)
         return "".join(part if place % 2 else printable(part) for place, part in enumerate(parts))
     return _UNSHOWN.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def shortened(text: str, most: int = 60) -> str:
+    """Quote no more of a text of unknown length than a sentence holds.
+
+    >>> shortened("12345678", 7), shortened("1234567", 7)
+    ('1234...', '1234567')
+    """
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def shown(value: Any) -> str:
+    """Write a value as a file has it, shortly.
+
+    >>> shown(True), shown(None), shown("2"), shown(2.0)
+    ('true', 'null', "'2'", '2.0')
+    """
+    if value is None or isinstance(value, bool):
+        return {True: "true", False: "false", None: "null"}[value]
+    try:
+        return shortened(repr(value))
+    except ValueError:  # Python writes no whole number of more than 4300 digits
+        return "a number of thousands of digits"
 
 
 def not_known(value: str, legal: Iterable[str]) -> str:

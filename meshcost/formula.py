@@ -13,7 +13,7 @@ from operator import mul
 from sympy import Expr, Function, Integer, Mul, Rational, Symbol, ceiling, diff, floor
 from sympy.functions.elementary.miscellaneous import Max, Min
 
-from meshcost.errors import FormulaError
+from meshcost.errors import FormulaError, shortened, shown
 from meshcost.symbols import ALPHABET
 
 Number = int | Fraction
@@ -59,7 +59,7 @@ def _apply(expression: Expr, operands: list[Number]) -> Number:
         return (max if expression.func is Max else min)(operands)
     if issubclass(expression.func, _Count):
         return expression.func.count(int(operands[0]))
-    raise FormulaError(f"{expression.func} is not a function that formulas use.")
+    raise FormulaError(f"{shortened(pretty(expression))} is nothing that formulas use.")
 
 
 def _normal(number: Number) -> Number:
@@ -77,8 +77,12 @@ def bind(expression: Expr, values: Values) -> int:
     """
     number = value(expression, values)
     if number != int(number):
-        raise FormulaError(f"{pretty(expression)} = {number} is not a whole number.")
+        raise FormulaError(f"{shortened(pretty(expression))} = {_figure(number)} is not a whole number.")
     return int(number)
+
+
+def _figure(number: Number) -> str:
+    return " / ".join(shown(part) for part in number.as_integer_ratio())
 
 
 def pretty(expression: Expr) -> str:
@@ -187,6 +191,8 @@ class power2_floor(_Count):  # noqa: N801
     @staticmethod
     def count(n: int) -> int:
         """Keep the highest binary digit of n >= 1."""
+        if n < 1:
+            raise FormulaError(f"power2_floor({shown(n)}): there is no power of two that is not above it.")
         return 1 << (n.bit_length() - 1)
 
 
@@ -207,6 +213,7 @@ class ones_below(_Count):  # noqa: N801
 #: Functions that formulas use beyond SymPy's, by name.
 COUNTS = {x.__name__: x for x in (log2_ceiling, power2_floor, ones_below)}
 _FUNCTIONS = {"ceiling": ceiling, "floor": floor, "Max": Max, "Min": Min, **COUNTS}
+_OF_SEVERAL = ("Max", "Min")
 _LONGEST, _HIGHEST_POWER = 20_000, 64
 
 
@@ -220,13 +227,17 @@ def parse(text: str) -> Expr:
     >>> parse("__import__('os')")
     Traceback (most recent call last):
     ...
-    meshcost.errors.FormulaError: not a formula: Call is not arithmetic over the alphabet.
+    meshcost.errors.FormulaError: not a formula: __import__('os') is not arithmetic over the alphabet.
     """
     if len(text) > _LONGEST:
         raise FormulaError(f"not a formula: {len(text)} characters, at most {_LONGEST} are read.")
     try:
         return _build(ast.parse(text, mode="eval").body)
-    except (SyntaxError, ValueError, RecursionError, MemoryError, ZeroDivisionError) as error:
+    except SyntaxError as error:
+        raise FormulaError(f"not a formula: {error.msg}.") from None
+    except (RecursionError, MemoryError):
+        raise FormulaError("not a formula: it is nested too deeply.") from None
+    except (ValueError, ZeroDivisionError) as error:
         raise FormulaError(f"not a formula: {error}.") from None
 
 
@@ -246,9 +257,11 @@ def _build(node: ast.AST) -> Expr:
             return _build(left) + _build(right)
         case ast.BinOp(left=left, op=ast.Sub(), right=right):
             return _build(left) - _build(right)
-        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _FUNCTIONS:
+        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _FUNCTIONS and (
+            len(arguments) == 1 or (arguments and name in _OF_SEVERAL)
+        ):
             return _FUNCTIONS[name](*map(_build, arguments))
-    raise FormulaError(f"not a formula: {type(node).__name__} is not arithmetic over the alphabet.")
+    raise FormulaError(f"not a formula: {shortened(ast.unparse(node))} is not arithmetic over the alphabet.")
 
 
 def _factors(node: ast.AST) -> list[Expr]:
@@ -259,5 +272,8 @@ def _factors(node: ast.AST) -> list[Expr]:
         case ast.BinOp(left=left, op=ast.Mult(), right=right):
             return [*_factors(left), *_factors(right)]
         case ast.BinOp(left=left, op=ast.Div(), right=right):
-            return [*_factors(left), 1 / _build(right)]
+            below = _build(right)
+            if below == 0:
+                raise FormulaError("not a formula: it divides by 0.")
+            return [*_factors(left), 1 / below]
     return [_build(node)]

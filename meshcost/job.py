@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from sympy import Expr, Integer
 
-from meshcost import document
+from meshcost import document, files, plain_yaml
 from meshcost import symbols as sym
 from meshcost.clusters import Cluster, read_cluster
 from meshcost.collectives import DEFAULTS, choose
@@ -307,12 +307,12 @@ def load(path: str | Path, **changes: Any) -> Job:
     path = Path(path)
     where = "standard input" if str(path) == "-" else str(path)
     text = (
-        document.read_stream(where)
+        files.read_stream(where)
         if str(path) == "-"
-        else document.read_text(path, where_from="meshcost init writes one to start from.")
+        else files.read_text(path, where_from="meshcost init writes one to start from.")
     )
     try:
-        return read_job(document.parse(text), base=path.parent, **changes)
+        return read_job(plain_yaml.parse(text), base=path.parent, **changes)
     except MeshcostError as error:
         raise error.located(where) from None
 

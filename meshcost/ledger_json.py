@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from sympy import Integer, Symbol
 
 from meshcost import document
-from meshcost.errors import FormulaError, LedgerError, MeshcostError
+from meshcost.errors import FormulaError, LedgerError, MeshcostError, shown
 from meshcost.event import CLUSTER, OPERATIONS, Event, Forms, Price, Site
 from meshcost.formula import bind, parse, pretty
 from meshcost.ledger import Ledger
@@ -205,7 +205,7 @@ def saved(path: Path) -> Ledger | None:
         return None
     if not isinstance(data, dict) or not ("meshcost" in data or {"by", "rows"} <= data.keys()):
         return None
-    return from_file(path)
+    return _from_data(data, path)
 
 
 def _begins_as_bill(path: Path) -> bool:
@@ -218,7 +218,10 @@ def _begins_as_bill(path: Path) -> bool:
 
 def from_file(path: Path) -> Ledger:
     """Read a file of JSON that holds a ledger. Raises LedgerError, naming the file, for anything else."""
-    data = document.read_json(path)
+    return _from_data(document.read_json(path), path)
+
+
+def _from_data(data: Any, path: Path) -> Ledger:
     try:
         if part := _part_of_bill(data):
             raise LedgerError(part)
@@ -284,10 +287,13 @@ def _read_event(index: int, record: EventRecord, mesh: Mesh) -> Event:
     for name in _NUMBERS:
         if getattr(record, name) != written[name]:
             raise LedgerError(
-                f"events.{index}.{name}: {getattr(record, name)} is stated, but its formulas give {written[name]}."
+                f"events.{index}.{name}: {shown(getattr(record, name))} is stated, but its formulas give "
+                f"{shown(written[name])}."
             )
     if closed != (record.sent_bytes, record.received_bytes):
-        raise LedgerError(f"events.{index}.formula: sent and received give {closed[0]} and {closed[1]} B.")
+        raise LedgerError(
+            f"events.{index}.formula: sent and received give {shown(closed[0])} and {shown(closed[1])} B."
+        )
     return event
 
 
@@ -362,9 +368,19 @@ _PLAIN = (
 def _read_values(values: dict[str, int | str]) -> dict[Symbol, Any]:
     unknown = sorted(set(values) - set(ALPHABET))
     if unknown:
-        raise FormulaError(f"{unknown[0]} is not a symbol of the alphabet.")
-    return {ALPHABET[name]: _read_number(value) for name, value in values.items()}
+        raise FormulaError(f"values: {shown(unknown[0])} is not a symbol of the alphabet.")
+    return {ALPHABET[name]: _read_number(name, value) for name, value in values.items()}
 
 
-def _read_number(value: int | str) -> int | Fraction:
-    return value if isinstance(value, int) else Fraction(value[:80])
+#: Whole numbers and fractions as ``_number`` writes them: for 1e99 as for 1e999999999 Python would set out to write it.
+_FRACTION = re.compile(r"-?[0-9]{1,40}(/0*[1-9][0-9]{0,39})?")
+
+
+def _read_number(name: str, value: int | str) -> int | Fraction:
+    if isinstance(value, int):
+        return value
+    if not _FRACTION.fullmatch(value):
+        raise FormulaError(
+            f"values.{name}: {shown(value)} is neither a whole number nor a fraction, as '3/4'."
+        )
+    return Fraction(value)

@@ -2,17 +2,17 @@
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from importlib.resources import files
+from importlib.resources import files as package_files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError
 
-from meshcost import document
+from meshcost import document, files, plain_yaml
 from meshcost.clusters.link import Link, LinkClass
 from meshcost.errors import JobError, MeshcostError
 
-_CATALOGUE = files("meshcost.clusters") / "catalogue"
+_CATALOGUE = package_files("meshcost.clusters") / "catalogue"
 
 
 class Cluster(BaseModel):
@@ -85,15 +85,15 @@ def read_cluster(spec: Any, *, base: Path | None = None) -> Cluster:
         raise JobError(
             f"{spec!r} is not in the catalogue. Choose {', '.join(known)}, or name a file that ends in .yaml.{hint}"
         )
-    return Cluster.model_validate(document.parse((_CATALOGUE / f"{spec}.yaml").read_text(encoding="utf-8")))
+    return Cluster.model_validate(plain_yaml.parse((_CATALOGUE / f"{spec}.yaml").read_text(encoding="utf-8")))
 
 
 def _read_file(path: Path) -> Cluster:
-    text = document.read_text(
+    text = files.read_text(
         path, where_from=f"meshcost verify --save writes one, or choose {', '.join(clusters())}."
     )
     try:
-        data = document.parse(text)
+        data = plain_yaml.parse(text)
         if not isinstance(data, dict):
             raise JobError("a cluster is a mapping of fields (name, gpus_per_node, links ...).")
         return Cluster.model_validate({"name": path.stem, **data})

@@ -7,7 +7,7 @@ from importlib import import_module
 from types import MappingProxyType
 
 from meshcost.collectives.algorithm import Algorithm, Form
-from meshcost.errors import UnknownAlgorithm
+from meshcost.errors import UnknownAlgorithm, shown
 
 __all__ = ["ALGORITHMS", "DEFAULTS", "Algorithm", "Form", "choose"]
 
@@ -93,4 +93,4 @@ def choose(op: str, name: str | None = None) -> Algorithm:
         raise UnknownAlgorithm(f"{op} is not an operation: choose from {', '.join(DEFAULTS)}.")
     near = get_close_matches(name, able, 1)
     hint = f" Did you mean {near[0]}?" if near else ""
-    raise UnknownAlgorithm(f"{op} cannot run as {name!r}: choose from {', '.join(able)}.{hint}")
+    raise UnknownAlgorithm(f"{op} cannot run as {shown(name)}: choose from {', '.join(able)}.{hint}")

@@ -4,7 +4,6 @@ Files are bounded in size, read with safe loaders and believed in nothing: whate
 or a ModelError that names every wrong field.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from meshcost import document
+from meshcost import document, files, plain_yaml
 from meshcost.errors import JobError, ModelError
 from meshcost.models.families import FAMILIES, TEXT_TOWERS
 from meshcost.models.fields import Fields, show
@@ -139,22 +138,18 @@ def _from_file(spec: Path, base: Path | None) -> Model:
 
 
 def _load(path: Path) -> object:
+    if _is_there(path) and not path.is_file():
+        raise ModelError(
+            "a folder without a config.json."
+            if path.is_dir()
+            else "not a regular file, but a device or a pipe; copy what it holds into a file."
+        )
     try:
-        if not path.is_file():
-            raise ModelError("a folder without a config.json." if path.is_dir() else "no such file.")
-        with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            raise ModelError(f"more than {MOST_BYTES} bytes, which is no configuration.")
-        text = data.decode("utf-8-sig")
-        return document.parse(text) if path.suffix in (".yaml", ".yml") else json.loads(text)
-    except OSError as error:
-        raise ModelError(f"cannot be read: {error.strerror}.") from None
+        text = files.whole_text(path, MOST_BYTES)
+        is_yaml = path.suffix in (".yaml", ".yml")
+        return plain_yaml.parse(text) if is_yaml else document.parse_json(text)
     except JobError as error:
         raise ModelError(error.problems) from None
-    except (ValueError, RecursionError) as error:
-        first = str(error).partition("\n")[0][:200]
-        raise ModelError(f"not a configuration in JSON ({first}).") from None
 
 
 def _own_name(config: Mapping[str, Any]) -> str:

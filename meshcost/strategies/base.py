@@ -11,7 +11,7 @@ from typing import Any, ClassVar, get_args
 from pydantic import GetJsonSchemaHandler, model_validator
 from pydantic_core import PydanticCustomError
 
-from meshcost.document import shown
+from meshcost.errors import shown
 from meshcost.event import Event
 from meshcost.strategies.setting import Options, Setting, Size
 from meshcost.strategies.view import View

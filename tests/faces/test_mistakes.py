@@ -90,6 +90,38 @@ FILES = {
     "a number with a point": ("model: gpt2\nparallel: {data: 2.0}\n" + BATCH, ["parallel.data: 2.0", "as 2"]),
     "zero": ("model: gpt2\nparallel: {data: 0}\n" + BATCH, ["parallel.data.size"]),
     "half": ("model: gpt2\nparallel: {data: 1.5}\n" + BATCH, ["parallel.data"]),
+    "octal digits": (
+        "model: gpt2\nbatch:\n  {sequence: 010, global_batch: 8}\n",
+        ["line 3: 010 is 8 in YAML; write a number in decimal digits, or '010' if it is text."],
+    ),
+    "sixties": ("model: gpt2\nbatch: {sequence: 1:30}\n", ["line 2: 1:30 is 90 in YAML; write"]),
+    "sixties with a point": ("model: gpt2\nbatch: {sequence: 1:30.5}\n", ["1:30.5 is 90.5 in YAML"]),
+    "binary digits": ("model: gpt2\nbatch: {sequence: -0b11}\n", ["-0b11 is -3 in YAML"]),
+    "hexadecimal digits": ("model: gpt2\nbatch: {sequence: 0x1_0}\n", ["0x1_0 is 16 in YAML"]),
+    "no digits": ("model: gpt2\nbatch: {sequence: 0x_}\n", ["line 2: 0x_ is no number; write"]),
+    "no octal digit": (
+        "model: gpt2\nbatch: {sequence: 08, global_batch: 8}\n",
+        ["batch.sequence: '08' is not legal"],
+    ),
+    "names that are values elsewhere": (
+        "model: gpt2\non: 1\n~: 2\n010: 3\nparallel: {no: 1}\n" + BATCH,
+        [
+            ": on: unknown field.",
+            ": ~: unknown field.",
+            ": 010: unknown field.",
+            ": parallel.no: unknown field.",
+        ],
+    ),
+    "another merged in": (
+        "model: gpt2\nbatch: {<<: {sequence: 8}, global_batch: 8}\n",
+        ["batch.<<: unknown field"],
+    ),
+    "a tag": (
+        "model: !!python/object/apply:os.system [ls]\n" + BATCH,
+        ["line 1: tags (!!python/object/apply:os.system) are not read; leave it out."],
+    ),
+    "a tag of its own": ("model: !mine x\n" + BATCH, ["tags (!mine) are not read"]),
+    "a name without end": (f"model: gpt2\n{'x' * 900}: 1\n" + BATCH, [f"{'x' * 57}...: unknown field."]),
     "anchors": ("model: &x gpt2\n" + BATCH, ["anchors"]),
     "three reasons": (
         "model: llama-3-8b\nparallel: {tensor: 3, pipeline: 5, data: 3}\n" + BATCH,
@@ -148,7 +180,7 @@ def test_every_command_line_mistake(run: Run, jobs: Jobs, tmp_path: Path):
         (["models", tmp_path / "none.json"], "no such file"),
         (["models", tmp_path / "deep.yaml"], "deep.yaml: line 1: "),
         (["models", tmp_path / "anchors.yaml"], "anchors"),
-        (["models", tmp_path / "broken.json"], "broken.json: not a configuration in JSON"),
+        (["models", tmp_path / "broken.json"], "broken.json: line 1: not JSON: "),
         (["init", tmp_path / "no" / "job.yaml"], "cannot be written"),
         (["init", dense], "--force"),
     ]:

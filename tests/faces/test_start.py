@@ -151,7 +151,7 @@ def test_errors_are_one_family(jobs: Jobs):
     [
         (b"{ nonsense", "line 1: not JSON: "),
         (b"[1, 2]", ""),
-        (b"\xff\x00\xfe", "not a text file in UTF-8."),
+        (b"\xff\x00\xfe", "not text in UTF-8."),
         (b"[" * 100_000, "not JSON that can be read"),
         (b"9" * 5000, "not JSON that can be read"),
         (b'{"meshcost": 1}', "about: missing."),
@@ -211,6 +211,44 @@ def test_what_was_changed_in_a_saved_bill_is_noticed(
     reduce(getitem, path, data)[last] = value
     with pytest.raises(mc.LedgerError, match=str(place[0])):
         mc.Ledger.from_dict(data)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        (("values", "d"), "ring", "values.d: 'ring' is neither a whole number nor a fraction, as '3/4'."),
+        (("values", "d"), "1/0", "values.d: '1/0' is neither"),
+        (("values", "d"), "1e999999999", "values.d: '1e999999999' is neither"),
+        (("values", "d"), None, "values.d: null is not legal: it has to be a whole number."),
+        (("values",), {"x" * 3000: 1}, "values: 'xxx"),
+        (("formula", "count"), "9" * 3000, "is stated, but its formulas give 999"),
+        (("formula", "sent"), "9" * 3000, "sent and received give 999"),
+        (("formula", "payload"), "9" * 3000 + "/7", "... / 2 is not a whole number."),
+        (("formula", "payload"), "Max()", "not a formula: Max() is not arithmetic"),
+        (("formula", "payload"), "log2_ceiling(1, 2)", "log2_ceiling(1, 2) is not arithmetic"),
+        (("formula", "payload"), "h*quokka", "not a formula: quokka is not arithmetic"),
+        (("formula", "payload"), "h/(d - d)", "not a formula: it divides by 0."),
+        (("formula", "payload"), "power2_floor(0)", "power2_floor(0): there is no power of two"),
+        (("formula", "payload"), "+".join(["h"] * 3000), "not a formula: it is nested too deeply."),
+        (("formula", "payload"), "h d", "not a formula: invalid syntax."),
+        (("count",), int("9" * 3000), "count: 999"),
+        (("algorithm",), "x" * 3000, "cannot run as 'xxx"),
+        (("x" * 3000,), 1, "xxx...: unknown field."),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_what_is_wrong_in_a_bill_is_said_shortly_and_plainly(
+    ledgers: dict[str, mc.Ledger], place: tuple[str, ...], value: object, said: str
+):
+    data = ledgers["dense"].to_dict()
+    *path, last = place
+    reduce(getitem, path, data["events"][0])[last] = value
+    with pytest.raises(mc.LedgerError) as caught:
+        mc.Ledger.from_dict(data)
+    (problem,) = caught.value.problems
+    assert problem.startswith("events.0")
+    assert said in problem
+    assert len(problem) < 300
 
 
 @pytest.mark.parametrize(

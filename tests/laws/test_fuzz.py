@@ -13,7 +13,7 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from meshcost import document, testing
+from meshcost import plain_yaml, testing
 from meshcost.errors import JobError, LedgerError, MeshcostError
 from meshcost.job import Job, analyze, load, read_job
 from meshcost.ledger import Ledger
@@ -50,7 +50,9 @@ def is_clear(error: MeshcostError) -> None:
         assert problem.strip()
         assert len(problem) < 5000
         assert "Traceback" not in problem
-        assert "pydantic" not in problem.lower()
+        assert not any(
+            word in problem.lower() for word in ("pydantic", "sympy", "<class", "literal", "exceeds")
+        )
 
 
 def bill(make: Callable[[], Job]) -> Ledger | None:
@@ -96,7 +98,7 @@ def test_any_document_written_as_yaml_too(data):
         text = yaml.safe_dump(data, allow_unicode=True)
     except (yaml.YAMLError, ValueError):
         return
-    bill(lambda: read_job(document.parse(text)))
+    bill(lambda: read_job(plain_yaml.parse(text)))
 
 
 SNIPPETS = [
@@ -130,6 +132,8 @@ SNIPPETS = [
     "🦀",
     "0x",
     "0o7",
+    "010",
+    "0b1",
     "1e999",
     ".inf",
     ".nan",
@@ -153,7 +157,7 @@ def test_any_text_near_a_job_is_a_bill_or_a_clear_error(data):
         at = data.draw(st.integers(0, len(text)))
         cut = data.draw(st.integers(0, 12))
         text = text[:at] + data.draw(st.sampled_from(SNIPPETS) | st.text(max_size=5)) + text[at + cut :]
-    bill(lambda: read_job(document.parse(text)))
+    bill(lambda: read_job(plain_yaml.parse(text)))
 
 
 @given(st.binary(max_size=200), st.integers(0, len(TEXT)))
@@ -166,7 +170,7 @@ def test_any_bytes_in_a_file_are_a_bill_or_a_clear_error(tmp_path_factory, noise
 @given(st.text(max_size=200))
 def test_any_text_is_data_or_a_job_error(text):
     try:
-        document.parse(text)
+        plain_yaml.parse(text)
     except JobError as error:
         is_clear(error)
 
@@ -214,11 +218,11 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     ids=lambda text: repr(text[:24]),
 )  # fmt: skip
 def test_a_hostile_text_is_refused_quickly_or_harmless(text):
-    assert bill(lambda: read_job(document.parse(text))) is None
+    assert bill(lambda: read_job(plain_yaml.parse(text))) is None
     tracemalloc.start()
     try:
         with pytest.raises(MeshcostError):
-            read_job(document.parse(text))
+            read_job(plain_yaml.parse(text))
         assert tracemalloc.get_traced_memory()[1] < MEBIBYTES * 2**20
     finally:
         tracemalloc.stop()
@@ -227,13 +231,13 @@ def test_a_hostile_text_is_refused_quickly_or_harmless(text):
 @pytest.mark.parametrize("text", ["a: &x 1", "a: &x 1\nb: *x"])
 def test_anchors_and_aliases_are_refused_as_promised(text):
     with pytest.raises(JobError, match="anchors and aliases are not read"):
-        document.parse(text)
+        plain_yaml.parse(text)
 
 
 @pytest.mark.parametrize("text", ["[" * 41 + "]" * 41, "{a: " * 41 + "}" * 41])
 def test_deep_nesting_is_refused_as_promised(text):
     with pytest.raises(JobError, match="nested more than 40 deep"):
-        document.parse(text)
+        plain_yaml.parse(text)
 
 
 @pytest.mark.parametrize(
@@ -326,6 +330,10 @@ JUNK = st.one_of(
             "T*h",
             "1/0",
             "h**h",
+            "Max()",
+            "log2_ceiling()",
+            "1e999999999",
+            "9" * 3000,
             [],
             {},
             [[1, 2]],

@@ -6,7 +6,7 @@ from typing import ClassVar
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from meshcost import document, testing
+from meshcost import plain_yaml, testing
 from meshcost import symbols as sym
 from meshcost.errors import JobError
 from meshcost.event import Event
@@ -83,7 +83,7 @@ def installed(monkeypatch):
 
 @pytest.mark.usefixtures("installed")
 def test_an_installed_strategy_works_in_yaml():
-    job = read_job(document.parse(TEXT))
+    job = read_job(plain_yaml.parse(TEXT))
     assert job.world_size == 8
     assert job.micro_batches == 2
     (event,) = analyze(job).filter(strategy="gossip")
@@ -96,10 +96,10 @@ def test_an_installed_strategy_works_in_yaml():
 @pytest.mark.usefixtures("installed")
 def test_its_options_are_checked_like_ours():
     with pytest.raises(JobError, match=r"gossip.*step.*unknown field"):
-        read_job(document.parse(TEXT.replace("steps", "step")))
+        read_job(plain_yaml.parse(TEXT.replace("steps", "step")))
     with pytest.raises(JobError, match="too talkative"):
         read_job(
-            document.parse(
+            plain_yaml.parse(
                 TEXT.replace("size: 4", "size: 128").replace("global_batch: 8", "global_batch: 128")
             )
         )
@@ -107,13 +107,13 @@ def test_its_options_are_checked_like_ours():
 
 def test_without_the_package_its_key_is_a_clear_error():
     with pytest.raises(JobError, match=r"parallel\.gossip: unknown field"):
-        read_job(document.parse(TEXT))
+        read_job(plain_yaml.parse(TEXT))
 
 
 def test_check_makes_it_known_by_itself():
     assert set(testing.check(Gossip(size=2))) == set(testing.LAWS)
     with pytest.raises(JobError):
-        read_job(document.parse(TEXT))
+        read_job(plain_yaml.parse(TEXT))
 
 
 def test_it_obeys_the_laws_in_any_layout():
