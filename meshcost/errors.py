@@ -69,20 +69,14 @@ class ExecutionError(MeshcostError):
 _UNSHOWN = re.compile(
     "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\ufeff\\ud800-\\udfff]"
 )
-_COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
 
 
-def printable(text: str, *, coloured: bool = False) -> str:
+def printable(text: str) -> str:
     r"""Write out what a terminal would obey: all that came from a file is printed through this.
-
-    ``coloured`` leaves the colours in that a page of our own has.
 
     >>> printable("a\x1b[2J\u202eb")
     'a\\x1b[2J\\u202eb'
     """
-    if coloured:
-        parts = _COLOUR.split(text)
-        return "".join(part if place % 2 else printable(part) for place, part in enumerate(parts))
     return _UNSHOWN.sub(lambda found: ascii(found[0])[1:-1], text)
 
 

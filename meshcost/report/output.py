@@ -6,12 +6,13 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from meshcost.errors import MeshcostError, printable
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 #: Columns of a page where nobody says how wide it is: a pipe or a file.
 _PAGE = 160
@@ -27,6 +28,18 @@ class _Page(io.StringIO):
         return sys.stdout is not None and sys.stdout.isatty()
 
 
+@dataclass(frozen=True, slots=True)
+class _Harmless:
+    """A page whose text is written out where a terminal would obey it, before colours are put around it."""
+
+    page: "RenderableType"
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
+        """Yield what the page does."""
+        for segment in console.render(self.page, options):
+            yield segment._replace(text=printable(segment.text))
+
+
 def show(renderable: "RenderableType") -> None:
     """Print for people: as wide as the terminal, in its colours and its letters; a pipe gets a wide plain page."""
     from rich.console import Console
@@ -37,10 +50,8 @@ def show(renderable: "RenderableType") -> None:
     told = page.isatty() or (columns.isdigit() and int(columns) > 0)
     width = shutil.get_terminal_size((_PAGE, 24)).columns if told else _PAGE
     console = Console(file=page, width=width, highlight=False, legacy_windows=False)
-    console.print(renderable, crop=False)
-    _write(
-        (printable(line.rstrip(), coloured=page.isatty()) + "\n" for line in page.getvalue().splitlines()),
-    )
+    console.print(_Harmless(renderable), crop=False)
+    _write(f"{line.rstrip()}\n" for line in page.getvalue().splitlines())
 
 
 def write_json(data: Any) -> None:

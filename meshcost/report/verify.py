@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from meshcost.collectives.gloo import ENDS, FRAME_BYTES
-from meshcost.errors import ExecutionError, MeshcostError
+from meshcost.errors import ExecutionError, MeshcostError, printable
 from meshcost.measurement import Measurement, allowed_bytes
 from meshcost.report import words
 from meshcost.report.grid import Column, Grid
@@ -271,7 +271,7 @@ def _follow(
     """Add the rows of a run to those that are there, one by one: what came before an error has to stay."""
     console = Console(stderr=True, highlight=False)
     for note in notes:
-        console.print(note, style="dim", soft_wrap=not console.is_terminal)
+        console.print(Text(printable(note)), style="dim", soft_wrap=not console.is_terminal)
     columns = (
         TextColumn("verify"),
         BarColumn(),

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -201,6 +202,22 @@ def test_a_pipe_gets_a_wide_page_with_every_column_and_no_colour(run: Run, jobs:
     assert "payload" in done.out
     assert "between" in done.out
     assert 120 < max(map(len, done.out.splitlines())) <= 160
+
+
+@pytest.mark.parametrize("by", [(), ("--by", "op")])
+def test_colours_are_those_of_the_page_and_of_no_name_in_a_file(
+    run: Run, jobs: Jobs, by: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+):
+    """Wherever there are colours, also in a pipe that asks for them."""
+    job = jobs["dense"]
+    job.write_text(job.read_text().replace("model_type: llama", r'name: "a\e[8mb\e[2Jc", model_type: llama'))
+    plain = run("analyze", job, *by).out
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    coloured = run("analyze", job, *by).out
+    assert coloured.startswith("\x1b[1ma\\x1b[8mb\\x1b[2Jc\x1b[0m")
+    assert set(re.findall("\x1b[^m]*.", coloured)) >= {"\x1b[0m", "\x1b[1m", "\x1b[2m"}
+    without = re.sub("\x1b\\[[0-9;]*m", "", coloured)
+    assert [line.rstrip() for line in without.splitlines()] == plain.splitlines()
 
 
 def test_exact_bytes_in_a_table(run: Run, jobs: Jobs, ledgers: dict[str, Ledger]):

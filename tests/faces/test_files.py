@@ -27,8 +27,7 @@ def pipe(link: Path, piece: bytes, times: int) -> Iterator[list[int]]:
     def feed() -> None:
         try:
             with os.fdopen(writing, "wb", buffering=0) as file:
-                for _ in range(times):
-                    through.append(file.write(piece))
+                through.extend(file.write(piece) for _ in range(times))
         except BrokenPipeError:
             pass
 
