@@ -27,15 +27,20 @@ def bill_of(job: "Job") -> "Ledger":
     return bill_of(job)
 
 
-def read_bill(path: Path, framework: str | None, cluster: str | None = None) -> "tuple[Ledger, Job | None]":
-    """The bill of a job file, with its job; or a saved one (``--format json``), which has none."""
+def read_bill(
+    path: Path, framework: str | None, cluster: str | None = None, *, option: str = "--framework"
+) -> "tuple[Ledger, Job | None]":
+    """The bill of a job file, with its job; or a saved one (``--format json``), which has none.
+
+    ``option`` is where the framework was asked for.
+    """
     ledger = _saved(path)
     if ledger is None:
         job = read_job(path, framework, cluster)
         return bill_of(job), job
     if framework is not None:
         raise MeshcostError(
-            f"--framework: {path} is a saved bill, its calls are counted already. Leave it out."
+            f"{option}: {path} is a saved bill, its calls are counted already. Leave it out."
         )
     return ledger, None
 
@@ -91,7 +96,8 @@ def bills_by_name(
     for path in paths:
         for framework in asked or [None]:
             file = (path.stem if stems else str(path)) if len(paths) > 1 or not framework else ""
-            found.append((" ".join(filter(None, (file, framework))), *read_bill(path, framework, cluster)))
+            bill = read_bill(path, framework, cluster, option="--frameworks")
+            found.append((" ".join(filter(None, (file, framework))), *bill))
     return found
 
 

@@ -143,7 +143,7 @@ OnCluster = Annotated[
     str | None,
     typer.Option(
         "--cluster",
-        help="Seconds on this cluster: a name, or a file of verify --save.",
+        help=f"Seconds on this cluster: {', '.join(complete_clusters(''))}, or a file of verify --save.",
         autocompletion=complete_clusters,
         show_default=False,
     ),

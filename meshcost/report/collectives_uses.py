@@ -65,8 +65,8 @@ _REDUCE = (
 _ALL_REDUCE = (
     Use(
         "ddp",
-        "backward, once per step, in buckets",
-        "all gradients",
+        "backward, once per step",
+        "all gradients: one call for all weights (textbook), or one for each bucket (torch)",
         "every replica makes the same optimizer step, so it needs the sum over all",
     ),
     Use(

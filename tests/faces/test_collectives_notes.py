@@ -10,6 +10,7 @@ from meshcost.collectives import ALGORITHMS
 from meshcost.collectives.gloo import SENT, traffic, turning_point
 from meshcost.collectives.operations import OPERATIONS, OTHERS
 from meshcost.formula import value
+from meshcost.job import Job, analyze
 from meshcost.report.collectives import as_dict, page
 from meshcost.symbols import S, n
 
@@ -96,6 +97,17 @@ def test_a_footnote_stands_where_the_page_needs_it_and_nowhere_else(op: str, nod
 def test_what_a_switch_of_one_node_does_is_no_note_on_one_node(shown: Shown):
     assert "On one node only" in shown(page("all_reduce", 4, 2), width=80)
     assert "On one node only" not in shown(page("all_reduce", 4, 4), width=80)
+
+
+def test_gradients_go_in_one_call_or_in_buckets_as_the_page_says(shown: Shown):
+    job = {"model": "gpt2", "parallel": {"data": 2}, "batch": {"sequence": 8, "global_batch": 2}}
+    textbook, torch = (
+        sum(event.calls for event in analyze(Job(**job, framework=name)).filter(strategy="ddp"))
+        for name in ("textbook", "torch")
+    )
+    assert textbook == 1 < torch
+    said = "all gradients: one call for all weights (textbook), or one for each bucket (torch), because"
+    assert said in flat(shown(page("all_reduce"), width=300))
 
 
 def test_the_picture_of_a_message_names_only_the_data_that_it_shows(shown: Shown):

@@ -93,6 +93,7 @@ def test_where_a_saved_bill_does_not_help_one_sentence_says_so(run: Run, bill: P
     for arguments, said in (
         (("analyze", other), f"{other}: a saved bill, not a job: analyze"),
         (("analyze", bill, "--framework", "torch"), "--framework: "),
+        (("compare", bill, "--frameworks", "textbook,torch"), f"--frameworks: {bill} is a saved bill"),
         (("analyze", spoilt), f"{spoilt}: mesh: its axes do not make up the stated world."),
     ):
         done = run(*arguments)

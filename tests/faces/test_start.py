@@ -49,6 +49,14 @@ def test_copies_with_nothing_left_to_shard_are_warned_of(run: Run, tmp_path: Pat
     assert run("analyze", job).err == ""
 
 
+@pytest.mark.parametrize("command", ["analyze", "explain", "compare"])
+def test_help_names_every_cluster(run: Run, command: str):
+    done = run(command, "--help")
+    assert done.code == 0
+    said = done.out.partition("--cluster")[2]
+    assert [name for name in mc.clusters.clusters() if name not in said] == []
+
+
 def test_init_prints_to_a_pipe(run: Run):
     assert run("init", "-").out == job_text("job.yaml")
 
