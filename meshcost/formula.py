@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import reduce
 from operator import mul
+from types import MappingProxyType
 
 from sympy import Expr, Function, Integer, Mul, Rational, Symbol, ceiling, diff, floor
 from sympy.functions.elementary.miscellaneous import Max, Min
@@ -167,7 +168,7 @@ class _Count(Function):
 
 
 class log2_ceiling(_Count):  # noqa: N801 - mathematical functions, written as SymPy writes them
-    """Rounds of doubling that reach n ranks: the smallest k with 2**k >= n.
+    """Logarithm to base 2, rounded up.
 
     >>> log2_ceiling(5)
     3
@@ -180,7 +181,7 @@ class log2_ceiling(_Count):  # noqa: N801 - mathematical functions, written as S
 
 
 class power2_floor(_Count):  # noqa: N801
-    """The largest power of two that is not above n.
+    """The power of two of a logarithm rounded down.
 
     >>> power2_floor(7), power2_floor(8)
     (4, 8)
@@ -197,7 +198,7 @@ class power2_floor(_Count):  # noqa: N801
 
 
 class ones_below(_Count):  # noqa: N801
-    """Ones in the binary digits of 0, 1, ..., n - 1 together: hops of all ranks from the root of a binomial tree.
+    """Hops of all ranks from the root of a binomial tree: the binary digits of a rank that are ones, each a hop.
 
     >>> ones_below(4), ones_below(5)
     (4, 5)
@@ -212,6 +213,18 @@ class ones_below(_Count):  # noqa: N801
 
 #: Functions that formulas use beyond SymPy's, by name.
 COUNTS = {x.__name__: x for x in (log2_ceiling, power2_floor, ones_below)}
+#: What each function means that a formula may have, for who reads one.
+MEANINGS: Mapping[str, str] = MappingProxyType(
+    {
+        "log2_ceiling": "the smallest k with 2**k >= n: rounds of doubling that reach n",
+        "power2_floor": "the largest power of two that is not above n",
+        "ones_below": "ones in the binary digits of 0 to n - 1 together",
+        "ceiling": "rounded up to a whole number",
+        "floor": "rounded down to a whole number",
+        "Max": "the largest of them",
+        "Min": "the smallest of them",
+    }
+)
 _FUNCTIONS = {"ceiling": ceiling, "floor": floor, "Max": Max, "Min": Min, **COUNTS}
 _OF_SEVERAL = ("Max", "Min")
 _LONGEST, _HIGHEST_POWER = 20_000, 64

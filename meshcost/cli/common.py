@@ -39,9 +39,7 @@ def read_bill(
         job = read_job(path, framework, cluster)
         return bill_of(job), job
     if framework is not None:
-        raise MeshcostError(
-            f"{option}: {path} is a saved bill, its calls are counted already. Leave it out."
-        )
+        raise MeshcostError(f"{option}: {path} is a saved bill, its calls are counted already. Leave it out.")
     return ledger, None
 
 

@@ -29,7 +29,7 @@ from meshcost.report.collectives_facts import (
     ring_rounds,
 )
 from meshcost.report.collectives_group import GROUP, Group, grouped
-from meshcost.report.collectives_notes import footnotes
+from meshcost.report.collectives_notes import footnotes, functions
 from meshcost.report.collectives_picture import (
     ASCII,
     UNICODE,
@@ -109,19 +109,21 @@ class _Overview:
         yield Text("")
         table = _table(glyphs, "operation", "who holds what", "sent per rank", "used by")
         table.columns[0].max_width = _NAME
+        formulas = ""
         for op in OPERATIONS.values():
             name = Text.assemble((op.name, "bold"), f"\n{op.brief}")
             used = Text("\n").join(
                 Text.assemble((use.strategy, "bold"), f": {use.when}") for use in USES[op.name]
             )
             sent = Text("\n".join(_sent(op, glyphs)))
+            formulas += sent.plain
             table.add_row(name, Text("\n".join(tiny(op, glyphs))), sent, used, end_section=True)
         yield table
         yield Text("")
         yield Text(
             f"A1: chunk 1 of rank A's data; {glyphs.sum}1: the sum of chunk 1 over all ranks; . is nothing. S: bytes of the "
             f"whole logical buffer; n: ranks. Sent per rank: by the busiest one, under the algorithm named, and what that "
-            f"comes to for ever more ranks."
+            f"comes to for ever more ranks. {' '.join(functions(formulas, glyphs))}".rstrip()
         )
         yield Text(
             "One operation in full: meshcost collectives all_reduce. Also on the shelf, but in no step of a bill: gather, "
@@ -149,10 +151,11 @@ class _Page:
         op, ranks = self.op, self.group.ranks
         yield Text.assemble((op.name, "bold"), f": {op.meaning}")
         if op.lower_bound:
+            picture, how = before_after(op, ranks, glyphs, width)
             yield Text("")
-            yield _indented(Text("\n".join(before_after(op, ranks, glyphs, width)), overflow="fold"))
+            yield _indented(Text("\n".join(picture), overflow="fold"))
             yield Text("")
-            yield _indented(Text(legend((op.before(ranks), op.after(ranks)), glyphs)))
+            yield _indented(Text(how))
             yield from _section("In and out", *_in_and_out(op, self.group, glyphs))
         heading = f"What it costs between {self.group.sentence}"
         yield from _section(

@@ -1,5 +1,6 @@
 """The facts of a teaching page, as plain data: what each algorithm costs, and everything else that a page shows."""
 
+import re
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import cache
@@ -22,7 +23,7 @@ from meshcost.collectives.operations import (
 )
 from meshcost.collectives.optimality import Optimality, optimality
 from meshcost.collectives.schedule import in_use
-from meshcost.formula import pretty
+from meshcost.formula import MEANINGS, pretty
 from meshcost.report.collectives_group import GROUP, Group, grouped
 from meshcost.report.collectives_picture import plain
 from meshcost.report.collectives_uses import TRAPS, USES
@@ -216,7 +217,25 @@ def as_dict(op: str | None = None, ranks: int = 4, ranks_per_node: int | None = 
     if op is None:
         pages = [as_dict(name, ranks, ranks_per_node) for name in OPERATIONS]
         return {**_size(group), "operations": pages}
-    found = operation(op)
+    data = _plain_page(operation(op), group)
+    used = {name for formula in _formulas(data) for name in _CALLED.findall(formula)}
+    return data | {"functions": {name: what for name, what in MEANINGS.items() if name in used}}
+
+
+#: A function in a formula.
+_CALLED = re.compile(r"\w+(?=\()")
+
+
+def _formulas(data: Any) -> Iterator[str]:
+    """Every formula that a page has."""
+    if isinstance(data, dict) and isinstance(data.get("formula"), str):
+        yield data["formula"]
+    for inside in data.values() if isinstance(data, dict) else data if isinstance(data, list) else ():
+        yield from _formulas(inside)
+
+
+def _plain_page(found: Operation, group: Group) -> dict[str, Any]:
+    ranks = group.ranks
     return {
         "name": found.name,
         "meaning": found.meaning,

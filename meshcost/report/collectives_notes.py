@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 
 from rich.text import Text
+from sympy import Expr
 from sympy.functions.elementary.miscellaneous import Min
 
 from meshcost.collectives import ALGORITHMS
 from meshcost.collectives.operations import Operation
 from meshcost.collectives.optimality import Optimality, optimality
-from meshcost.formula import ones_below, power2_floor
+from meshcost.formula import MEANINGS, power2_floor
 from meshcost.report.collectives_facts import Cost, costs
 from meshcost.report.collectives_group import Group
 from meshcost.report.collectives_picture import Glyphs
@@ -30,8 +31,34 @@ def footnotes(op: Operation, group: Group, glyphs: Glyphs) -> Iterator[Text]:
             "Of it between nodes: what all ranks together send to ranks on other nodes. It depends on who is where, so it "
             "is counted message by message on the schedule, and has no formula."
         )
-    yield Text(_rounds(found, glyphs))
+    rounds = _rounds(found, glyphs)
+    yield Text(rounds)
     yield from map(Text, _signs(found, group, glyphs))
+    for line in functions(rounds + "".join(written(x, glyphs) for x in _forms(found)), glyphs):
+        yield Text(line, style="dim")
+
+
+def functions(text: str, glyphs: Glyphs) -> Iterator[str]:
+    """Say what each function means that a text of formulas uses, and no other.
+
+    >>> from meshcost.report.collectives_picture import UNICODE
+    >>> list(functions("S*⌈log2 n⌉", UNICODE))
+    ['⌈a⌉: rounded up to a whole number.']
+    """
+    signs = {
+        "ceiling": "a".join(glyphs.ceiling),
+        "floor": "a".join(glyphs.floor),
+        "ones_below": "ones_below(n)",
+        "Max": "Max(a, b)",
+        "Min": "Min(a, b)",
+    }
+    for name, sign in signs.items():
+        if sign[: sign.index("(") + 1 if "(" in sign else 1] in text:
+            yield f"{sign}: {MEANINGS[name]}."
+
+
+def _forms(found: tuple[Cost, ...]) -> list[Expr]:
+    return [x for cost in found for x in (cost.rounds, cost.sent, cost.received, cost.total, cost.added)]
 
 
 def _bytes(found: tuple[Cost, ...], least: tuple[Optimality, ...]) -> str:
@@ -59,13 +86,11 @@ def _rounds(found: tuple[Cost, ...], glyphs: Glyphs) -> str:
 
 
 def _signs(found: tuple[Cost, ...], group: Group, glyphs: Glyphs) -> Iterator[str]:
-    forms = [x for cost in found for x in (cost.rounds, cost.sent, cost.received, cost.total, cost.added)]
+    forms = _forms(found)
     jumps = any(group.for_many_ranks(amount) is None for amount in forms)
     why = "; - where that depends on how far n is from a power of two" * jumps
     yield f"n {glyphs.arrow} {glyphs.infinity}: for ever more ranks{why}."
     if any(cost.inside is not None for cost in found):
         yield f"g: ranks in one node, here {group.per_node}; --ranks-per-node says otherwise."
-    if any(amount.has(ones_below) for amount in forms):
-        yield "ones_below(n): ones in the binary digits of 0 to n - 1 together."
     if any(amount.has(_ODD) for amount in forms):
         yield f"{written(_ODD, glyphs)}: 0 if n is a power of two, else 1."

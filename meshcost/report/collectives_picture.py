@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from meshcost.collectives.operations import Cell, Operation, State
+from meshcost.report import words
 
 _EMPTY = "."
 _SPELLED_OUT = 4
@@ -73,12 +74,28 @@ def panel(title: str, state: State, glyphs: Glyphs, *, spelled: bool) -> Panel:
 
 
 def draw(panels: Sequence[Panel], glyphs: Glyphs, width: int) -> list[str]:
-    """Put pictures side by side with arrows between, or below each other where the width does not hold them."""
+    """Put pictures side by side with arrows between, or below each other where the width does not hold them.
+
+    A row is never broken: where it is too long even so, one line says how much wider the page has to be.
+
+    >>> draw([Panel("a", ["A0 A1"])], ASCII, 10)
+    ['Not drawn: it takes 3 columns more.']
+    """
+    lines = _laid_out(panels, glyphs, width)
+    more = _widest(lines) - width
+    return lines if more <= 0 else [f"Not drawn: it takes {words.plural(more, 'column')} more."]
+
+
+def _laid_out(panels: Sequence[Panel], glyphs: Glyphs, width: int) -> list[str]:
     lines = _side_by_side(panels, glyphs)
-    if max(map(len, lines)) <= width:
+    if _widest(lines) <= width:
         return lines
     labels = _labels(panels[0])
     return [line for number, each in enumerate(panels) for line in _below(number, each, labels)]
+
+
+def _widest(lines: Iterable[str]) -> int:
+    return max(map(len, lines))
 
 
 def draw_rows(panels: Sequence[Panel], glyphs: Glyphs, width: int) -> list[str]:
@@ -89,7 +106,7 @@ def draw_rows(panels: Sequence[Panel], glyphs: Glyphs, width: int) -> list[str]:
     """
     rows: list[list[Panel]] = []
     for each in panels:
-        if rows and max(map(len, _side_by_side([*rows[-1], each], glyphs))) <= width:
+        if rows and _widest(_side_by_side([*rows[-1], each], glyphs)) <= width:
             rows[-1].append(each)
         else:
             rows.append([each])
@@ -120,28 +137,30 @@ def _side_by_side(panels: Sequence[Panel], glyphs: Glyphs) -> list[str]:
     return [" ".join(line).rstrip() for line in zip(*columns, strict=True)]
 
 
-def before_after(op: Operation, ranks: int, glyphs: Glyphs, width: int) -> list[str]:
-    """Draw what an operation does; sums are spelled out where they are short.
+def before_after(op: Operation, ranks: int, glyphs: Glyphs, width: int) -> tuple[list[str], str]:
+    """Draw what an operation does, and say how to read it; sums are spelled out where they are short.
 
     >>> from meshcost.collectives.operations import operation
-    >>> print(*before_after(operation("all_gather"), 2, ASCII, 80), sep="|")
+    >>> lines, how = before_after(operation("all_gather"), 2, ASCII, 80)
+    >>> print(*lines, sep="|")
             before    after|rank 0  A0 .   -> A0 B1|rank 1  . B1   -> A0 B1
     """
-    spelled = ranks <= _SPELLED_OUT
-    states = ("before", op.before(ranks)), ("after", op.after(ranks))
-    return draw([panel(title, state, glyphs, spelled=spelled) for title, state in states], glyphs, width)
+    states = {"before": op.before(ranks), "after": op.after(ranks)}
+
+    def panels(*, spelled: bool) -> list[Panel]:
+        return [panel(title, state, glyphs, spelled=spelled) for title, state in states.items()]
+
+    spelled = ranks <= _SPELLED_OUT and _widest(_laid_out(panels(spelled=True), glyphs, width)) <= width
+    return draw(panels(spelled=spelled), glyphs, width), legend(states.values(), glyphs, spelled=spelled)
 
 
-def legend(
-    states: Iterable[State], glyphs: Glyphs, *, spelled: bool | None = None, empty: str = "nothing"
-) -> str:
+def legend(states: Iterable[State], glyphs: Glyphs, *, spelled: bool, empty: str = "nothing") -> str:
     """Say how to read a picture of some states."""
     rows = [row for state in states for row in state]
     cells, ranks = [cell for row in rows for cell in row], len(rows[0])
     holders = {rank for cell in cells for rank, _ in cell or ()}
     others = ", B0 that of rank 1, and so on" * (len(holders) > 1)
     signs = [f"A0 is chunk 0 of rank 0's data{others}"] if holders else []
-    spelled = ranks <= _SPELLED_OUT if spelled is None else spelled
     if any(cell and len(cell) > 1 for cell in cells) and not spelled:
         named = [f"{letter(rank)}0" for rank in range(ranks)]
         terms = named if ranks <= _SPELLED_OUT else [*named[:2], "...", named[-1]]

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from fractions import Fraction
 
 import pytest
@@ -12,9 +13,9 @@ from meshcost.collectives.gloo import HOW
 from meshcost.collectives.hierarchical import OnNodes
 from meshcost.collectives.operations import OPERATIONS, OTHERS, operation
 from meshcost.errors import MeshcostError, UnknownAlgorithm
-from meshcost.formula import parse, pretty, value
+from meshcost.formula import COUNTS, MEANINGS, parse, pretty, value
 from meshcost.report.collectives import as_dict, overview, page
-from meshcost.report.collectives_picture import ASCII
+from meshcost.report.collectives_picture import ASCII, UNICODE, before_after
 from meshcost.report.collectives_uses import TRAPS, USES
 from meshcost.report.notation import written
 from meshcost.symbols import S, g, n
@@ -218,6 +219,31 @@ def test_no_row_of_a_picture_is_broken_at_80_columns(op: str):
 
 
 @every_picture
+@pytest.mark.parametrize("width", [58, 40])
+def test_a_picture_is_whole_on_a_narrow_page_or_says_what_it_takes(op: str, width: int):
+    """Below each other, sums in short, or one line in its place: no row is broken."""
+    for ranks in (2, 4, 9, 16):
+        lines, how = before_after(operation(op), ranks, UNICODE, width)
+        assert max(map(len, lines)) <= width
+        rows = [line.split() for line in lines if line.startswith("rank ")]
+        if rows:
+            assert [row[1] for row in rows] == [str(at % ranks) for at in range(len(rows))]
+            assert {len(row) for row in rows} <= {2 + ranks, 3 + 2 * ranks}
+            assert ("A0 + B0" in how) == any("Σ0" in row for row in rows)
+        else:
+            ((*_, more, _, _),) = (line.split() for line in lines)
+            enough, less = (
+                before_after(operation(op), ranks, UNICODE, width + int(more) - x) for x in (0, 1)
+            )
+            assert len(enough[0]) > 2 * ranks
+            assert less[0] == ["Not drawn: it takes 1 column more."]
+
+
+def test_a_page_that_is_too_narrow_for_its_picture_says_so():
+    assert "\n  Not drawn: it takes 14 columns more.\n" in shown(page("all_gather", 16), width=60)
+
+
+@every_picture
 @pytest.mark.parametrize("ranks", [2, 4, 7, 16])
 def test_a_page_draws_every_cell(op: str, ranks: int):
     lines = shown(page(op, ranks), width=200).splitlines()
@@ -250,11 +276,16 @@ def test_a_page_explains_each_sign_and_no_other(op: str):
     for sign, meaning in {
         " S ": "S is the whole logical buffer",
         "g + ": "g: ranks in one node, here 3",
-        "ones_below(n)": "ones_below(n): ones in the binary digits",
+        "ones_below(n)": f"ones_below(n): {MEANINGS['ones_below']}.",
         "Min(1, n - 2**floor(log2 n))": "Min(1, n - 2**floor(log2 n)): 0 if n is a power of two",
     }.items():
         assert (sign in table) == (meaning in text), sign
     assert not any(name in text for name in ("log2_ceiling", "power2_floor"))
+    costs = text.split("What it costs")[1].split("As Gloo")[0]
+    for sign, name in {"ceil(": "ceiling", "floor(": "floor", "Min(": "Min", "Max(": "Max"}.items():
+        meanings = [f"{sign}{signs}): {MEANINGS[name]}." for signs in ("a", "a, b")]
+        defined = [meaning for meaning in meanings if meaning in costs]
+        assert sign in costs.replace(*defined, "") if defined else sign not in costs, sign
     assert ("n - 1 rounds, the last 7 later" in text) == ("n + 6" in text)
 
 
@@ -369,6 +400,15 @@ def test_the_data_are_json_and_agree_with_the_algorithms(op: str, ranks: int):
         assert cost["sent"]["formula"] == pretty(forms[operation(op).calls[0]].sent)
         assert cost["received"]["formula"] == pretty(forms[operation(op).calls[-1]].received)
         assert cost["to_bound"]["unit"] == "1"
+
+
+@every_page
+def test_the_data_say_what_each_function_in_their_formulas_means(op: str):
+    data = as_dict(op, 6)
+    functions = data.pop("functions")
+    text = json.dumps(data)
+    assert functions.items() <= MEANINGS.items()
+    assert {name for name in {*COUNTS, *MEANINGS} if re.search(rf"\b{name}\(", text)} == set(functions)
 
 
 def test_all_operations_as_data():
