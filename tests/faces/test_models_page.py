@@ -72,7 +72,7 @@ def test_a_config_file_is_read_the_same(run: Run, tmp_path: Path):
         ("{}", "model_type"),
         ("[1]", "mapping"),
         ('{"model_type": "lama"}', "llama"),
-        ("\x00\xff", "configuration"),
+        ("\x00\xff", "not text in UTF-8"),
     ],
 )
 def test_a_wrong_config_is_a_sentence(run: Run, tmp_path: Path, content: str, said: str):
