@@ -13,6 +13,9 @@ from meshcost.document import sentences
 from meshcost.errors import ExecutionError
 from meshcost.measurement import Key, Measurement, from_dict
 
+#: Bytes that no file of rows needs.
+_LARGEST = 2**28
+
 
 @dataclass(slots=True)
 class Results:
@@ -52,6 +55,10 @@ class Results:
         if not self.path.is_file():  # also a device, which has no rows and may have no end
             return
         try:
+            if self.path.stat().st_size > _LARGEST:
+                raise ExecutionError(
+                    f"{self.path}: larger than {_LARGEST:,} bytes, which no such file needs."
+                )
             *lines, _ = self.path.read_bytes().split(b"\n")
         except OSError as error:
             raise ExecutionError(_cannot(self.path, "read", error)) from None

@@ -273,6 +273,15 @@ def test_a_line_that_is_no_row_is_refused_with_its_number(line, said, tmp_path, 
     assert done.err.count("\n") == 1
 
 
+def test_a_file_that_no_rows_fill_is_not_read(tmp_path, run):
+    path = tmp_path / "rows.jsonl"
+    with path.open("wb") as file:
+        file.truncate(2**28 + 1)
+    done = run("verify", "--op", "barrier", "--ranks", "2", "--results", path, "--resume")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == f"meshcost: {path}: larger than 268,435,456 bytes, which no such file needs.\n"
+
+
 def test_rows_of_other_iterations_are_not_shown_as_those_asked_for(tmp_path, run):
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(ROW | {"rank": rank, "iterations": 3}) + "\n" for rank in (0, 1)))
