@@ -23,7 +23,7 @@ from meshcost.event import Event
 CAVEAT = "Seconds are communication alone, one call after the other: nothing is hidden behind computation."
 #: What they assume of the library that communicates.
 _ASSUMED = {
-    "nccl": "As NCCL would: the ranks of a node share its network adapters, and a small all-reduce by ring goes by tree.",
+    "nccl": "As NCCL would: the ranks of a node share its network adapters; an all-reduce by ring goes by tree if faster.",
     "gloo": "Links are as measured over Gloo: each rank sends by itself what it sends, by the algorithm of the call.",
 }
 

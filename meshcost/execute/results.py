@@ -37,7 +37,7 @@ class Results:
 
         The rows of a call are written together, so that a call is there as a whole or not at all.
         """
-        lines = [json.dumps(row.as_dict()) + "\n" for row in rows]
+        lines = [_line(row) for row in rows]
         try:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write("".join(lines))
@@ -70,12 +70,17 @@ class Results:
                     f"{self.path}: line {number} is not a row of meshcost verify{_why(error)}."
                 ) from None
 
-    def mend(self) -> None:
-        """End a line that was cut off, so that the next one begins anew."""
-        if self.path.is_file():
-            text = self.path.read_bytes()
-            if text and not text.endswith(b"\n"):
-                self.path.write_bytes(text[: text.rfind(b"\n") + 1])
+    def keep(self, rows: Iterable[Measurement]) -> None:
+        """Leave only these rows in the file: those of a call that was cut off are measured anew."""
+        text = "".join(_line(row) for row in rows)
+        if self.path.is_file() and self.path.read_bytes() != text.encode():
+            beside = self.path.with_name(f"{self.path.name}.part")
+            beside.write_text(text, encoding="utf-8")
+            beside.replace(self.path.resolve())
+
+
+def _line(row: Measurement) -> str:
+    return json.dumps(row.as_dict()) + "\n"
 
 
 def check_writable(path: Path) -> None:

@@ -186,7 +186,7 @@ def _runner(world: int, settings: Settings) -> AbstractContextManager[Runner]:
 def _done(results: Results, *, resume: bool) -> Mapping[Any, list[Measurement]]:
     if resume:
         found = complete(results.read())
-        results.mend()
+        results.keep(row for rows in found.values() for row in rows)
         results.kept = sum(map(len, found.values()))
         return found
     if results.path.is_file() and results.path.stat().st_size:

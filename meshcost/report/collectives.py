@@ -109,6 +109,7 @@ class _Overview:
         yield Text("")
         table = _table(glyphs, "operation", "who holds what", "sent per rank", "used by")
         table.columns[0].max_width = _NAME
+        table.columns[1].no_wrap = True  # a picture in pieces says nothing
         formulas = ""
         for op in OPERATIONS.values():
             name = Text.assemble((op.name, "bold"), f"\n{op.brief}")

@@ -214,12 +214,10 @@ def _wait(x: Wait, signs: words.Glyphs) -> str:
 def _notes_on_time(shown: Explanation, one: Timing | None) -> Iterator[str]:
     if one is None:
         return
-    between = next((x.size for x in one.transfers if x.link == "inter_node"), 0)
-    edge = shown.event.priced.inter_node_bytes
-    if between and between < edge:
+    if 0 < shown.event.priced.rail_bytes < shown.event.priced.inter_node_bytes and len(one.transfers) > 1:
         yield (
-            f"Of the {edge:,} B that leave a node in one call each rank there sends its share by its own adapter: "
-            f"{between:,} B."
+            "What leaves a node is shared out: each rank there sends its share by its own adapter, and hands the rest to "
+            "its neighbour inside."
         )
     if len(one.transfers) > 1:
         yield "Both kinds of link work at the same time: the slower one counts."

@@ -80,7 +80,8 @@ def header(bill: Bill, signs: Glyphs) -> Iterator[Text]:
 
 
 def _nodes(bill: Bill) -> str:
-    mesh, cluster = bill.ledger.mesh, bill.ledger.about.get("cluster")
+    mesh = bill.ledger.mesh
+    cluster = bill.speeds.name if bill.speeds else bill.ledger.about.get("cluster")
     nodes = -(-mesh.world_size // mesh.gpus_per_node)
     room = f"{words.plural(nodes, 'node')} of {words.plural(mesh.gpus_per_node, 'GPU')}"
     return f"{room} ({cluster})" if cluster else f"{room} (assumed: the job names no cluster)"

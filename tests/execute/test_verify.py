@@ -172,6 +172,10 @@ def test_the_command_line_gives_rows_and_goes_on_where_it_was(tmp_path, run):
     rows = [from_dict(row) for row in json.loads(again.out)["rows"]]
     assert [row.key for row in rows] == [from_dict(json.loads(line)).key for line in kept]
     assert all(row.predicted_seconds for row in rows)
+    left = [from_dict(json.loads(line)) for line in path.read_text().splitlines()]
+    assert sorted((row.key.op, row.payload_bytes, row.rank) for row in left) == sorted(
+        (row.key.op, row.payload_bytes, row.rank) for row in rows
+    )  # the half of a call that was cut off is gone
     refused = run(*options, "--results", path)
     assert refused.code == 2
     assert "--resume" in refused.err
