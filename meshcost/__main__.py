@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+from contextlib import suppress
 from typing import NoReturn
 
 
@@ -14,17 +15,20 @@ def program() -> NoReturn:
     (``cli.common.runs_long``) and ends as usual.
     """
     gc.disable()
-    from meshcost.cli import main
-
     code: int | str | None = 0
     try:
+        from meshcost.cli import main  # in here: Ctrl-C while modules are loaded is Ctrl-C, too
+
         main()
     except SystemExit as end:
         code = end.code
+    except KeyboardInterrupt:
+        code = 130
     if gc.isenabled() or not isinstance(code, int):
         sys.exit(code)
     for stream in filter(None, (sys.stdout, sys.stderr)):
-        stream.flush()
+        with suppress(OSError):  # was told when it was written
+            stream.flush()
     os._exit(code)
 
 

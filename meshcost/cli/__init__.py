@@ -4,6 +4,7 @@ Only typer is imported at the top: ``meshcost --help`` must not wait for SymPy.
 """
 
 import sys
+from errno import ENOSPC
 from typing import Annotated
 
 import typer
@@ -62,6 +63,11 @@ def main() -> None:
         app()
     except MeshcostError as error:
         say(f"meshcost: {problem}" for problem in error.problems)
+        sys.exit(2)
+    except OSError as error:
+        if error.errno != ENOSPC:
+            raise
+        say(["meshcost: standard output: cannot be written: No space left on device."])  # of a help page
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -4,7 +4,7 @@ import gc
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +88,8 @@ def bills_by_name(
     paths: Sequence[Path], frameworks: str, cluster: str | None = None
 ) -> "list[tuple[str, Ledger, Job | None]]":
     """Read every bill under every framework; it is named by whatever tells it apart."""
+    if paths.count(Path("-")) > 1:
+        raise MeshcostError("-: standard input can be named once.")
     asked: list[str | None] = [name.strip() for name in frameworks.split(",") if name.strip()]
     stems = len({path.stem for path in paths}) == len(paths)
     found = []
@@ -126,4 +128,5 @@ def say(problems: Iterable[str]) -> None:
     """Say on standard error what is wrong, a line for each problem."""
     for problem in problems:
         text = printable(problem).replace("\n", "\\n")
-        print(text, file=sys.stderr)  # noqa: T201 - this is where errors are said
+        with suppress(OSError):  # nobody hears it; the exit code says it
+            print(text, file=sys.stderr)  # noqa: T201 - this is where errors are said

@@ -202,3 +202,24 @@ def test_a_program_that_ends_at_once_has_written_everything(tmp_path: Path):
 def test_the_program_of_the_package_is_this_one():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
     assert project["project"]["scripts"] == {"meshcost": "meshcost.__main__:program"}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full, which is always full")
+@pytest.mark.parametrize("arguments", [("--help",), ("analyze", "--help")])
+def test_a_page_of_help_on_a_full_disk_is_an_error(arguments: tuple[str, ...]):
+    with Path("/dev/full").open("w") as full:
+        code, _, err = finish(start(*arguments, stdout=full))
+    assert (code, err) == (2, "meshcost: standard output: cannot be written: No space left on device.\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full, which is always full")
+@pytest.mark.parametrize("arguments", [("analyze", "nowhere.yaml"), ("--nonsense",), ("analyze",)])
+def test_an_error_that_nobody_can_read_is_still_one(arguments: tuple[str, ...]):
+    with Path("/dev/full").open("w") as full:
+        code, out, _ = finish(start(*arguments, stderr=full))
+    assert (code, out) == (2, "")
+
+
+def test_standard_input_is_named_once(tmp_path: Path):
+    code, out, err = finish(start("compare", "-", "-", stdin=subprocess.DEVNULL))
+    assert (code, out, err) == (2, "", "meshcost: -: standard input can be named once.\n")
