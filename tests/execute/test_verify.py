@@ -305,7 +305,7 @@ def test_a_last_line_that_was_cut_off_is_made_anew(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(ROW) + "\n" + json.dumps(ROW))
     assert len(list(Results(path).read())) == 1
-    Results(path).mend()
+    Results(path).keep(list(Results(path).read()))
     Results(path).append([from_dict(ROW)])
     assert len(list(Results(path).read())) == 2
 
