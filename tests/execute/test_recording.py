@@ -281,7 +281,8 @@ def test_the_plugin_fails_tests_when_a_change_adds_bytes(pytester):
     assert os.environ.get(UPDATE) is None
     assert (pytester.path / "test_step.json").is_file()
     assert run(4) == {"passed": 2}
-    assert run(16) == {"failed": 2}  # two digits: bytecode of the same second is told apart by the size of the file
+    # Two digits: bytecode of the same second is told apart by the size of its file.
+    assert run(16) == {"failed": 2}
     shown = pytester.runpytest_inprocess("-p", "no:randomly").stdout.str()
     assert "mismatch: rank 0, where test_step.json is what is expected" in shown
     assert "recording_compare.py" not in shown
