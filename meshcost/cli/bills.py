@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from meshcost.cli.common import bill_of, bills_by_name, named_cluster, read_bill, show_or_dump
+from meshcost.cli.common import bill_of, bills_by_name, read_bill, show_or_dump, speeds_of
 from meshcost.cli.options import (
     BillFile,
     BillFormat,
@@ -36,7 +36,7 @@ def analyze(  # noqa: PLR0913, PLR0917 - one argument for each option that a per
     ledger, asked = read_bill(job, framework, cluster)
     from meshcost.report.bill import Bill
 
-    speeds = asked.cluster if asked else named_cluster(cluster, ledger.mesh.gpus_per_node)
+    speeds = speeds_of(ledger, asked, cluster)
     bill, key = Bill(ledger, stage, rank, speeds), None if by is None else by.value
     if form is BillFormat.table:
         from meshcost.report.terminal import Shown
@@ -70,7 +70,7 @@ def explain(
     from meshcost.report.explain import as_dict, find
     from meshcost.report.explain_page import Listed, Page
 
-    speeds = asked.cluster if asked else named_cluster(cluster, ledger.mesh.gpus_per_node)
+    speeds = speeds_of(ledger, asked, cluster)
     if event is None:
         bill = Bill(ledger, cluster=speeds)
         show_or_dump(form, lambda: Listed(bill), lambda: data.event_rows(bill))
@@ -107,9 +107,7 @@ def compare(
         and job.framework == "textbook"
         and job.precision.dtype("reduce") != job.precision.weights
     ]
-    speeds = [
-        job.cluster if job else named_cluster(cluster, ledger.mesh.gpus_per_node) for _, ledger, job in named
-    ]
+    speeds = [speeds_of(ledger, job, cluster) for _, ledger, job in named]
     shown = comparison.compared([(name, ledger) for name, ledger, _ in named], stage, notes, speeds)
     match form:
         case BillFormat.table:

@@ -84,6 +84,11 @@ def named_cluster(name: str | None, gpus_per_node: int | None = None) -> "Cluste
     return found
 
 
+def speeds_of(ledger: "Ledger", job: "Job | None", cluster: str | None) -> "Cluster | None":
+    """The cluster that the seconds of a bill are counted on: that of its job, or of ``--cluster`` for a saved one."""
+    return job.cluster if job else named_cluster(cluster, ledger.mesh.gpus_per_node)
+
+
 def bills_by_name(
     paths: Sequence[Path], frameworks: str, cluster: str | None = None
 ) -> "list[tuple[str, Ledger, Job | None]]":
